@@ -1,0 +1,1 @@
+"""agentrl: train tool-using agents with GRPO."""

@@ -1,0 +1,243 @@
+"""What a run is made of, as one frozen, checked tree; every field has a unit and a default.
+
+A file gives some of the fields, `--set section.field=value` overrides them, and what results is
+written to the run directory before the first step.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from agentrl.algorithms import AlgorithmConfig
+from agentrl.errors import ConfigError
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunSection(Section):
+    """Where the run lives, how long it is, how often it looks up."""
+
+    dir: Path = Field(Path("runs/default"), description="run directory")
+    seed: int = Field(0, ge=0, description="root of all random streams")
+    steps: int = Field(100, ge=0, description="learner steps in all")
+    eval_every: int = Field(0, ge=0, description="steps between evaluations (0: never)")
+    eval_problems: int = Field(64, ge=1, description="held-out problems in an evaluation")
+    checkpoint_every: int = Field(10, ge=0, description="steps between checkpoints (0: at the end)")
+    keep_checkpoints: int = Field(2, ge=1, description="whole checkpoints kept")
+    max_fault_share: float = Field(
+        0.5, ge=0, le=1, description="the run stops when more episodes of a step are faults"
+    )
+    tracker: Literal["none", "wandb", "trackio"] = Field("none", description="metrics service")
+
+
+class ModelSection(Section):
+    """The policy: a folder or hub name, or the built-in tiny transformer ("tiny")."""
+
+    path: str = Field("tiny", description="model folder, hub name, or 'tiny'")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="compute dtype")
+    device: str = Field("auto", description="torch device, or 'auto'")
+    tool_format: str = Field("auto", description="tool-call parser, or 'auto': by the template")
+    tiny_layers: int = Field(4, ge=1, description="layers of the tiny transformer")
+    tiny_hidden: int = Field(128, ge=16, description="width of the tiny transformer")
+
+
+class WarmStartSection(Section):
+    """Supervised start from scripted policies, before the first step (off with steps 0)."""
+
+    steps: int = Field(0, ge=0, description="supervised updates")
+    scripts: Mapping[str, float] = Field(
+        default_factory=lambda: {"oracle": 1.0}, description="share of traces by script name"
+    )
+    traces: int = Field(2000, ge=1, description="traces recorded")
+    batch: int = Field(64, ge=1, description="traces in an update")
+    lr: float = Field(1e-3, gt=0, description="peak learning rate")
+
+
+class EngineSection(Section):
+    """What samples from the policy."""
+
+    name: str = Field("transformers", description="registered engine")
+    max_concurrent: int = Field(64, ge=1, description="sequences decoded together")
+    context_tokens: int = Field(2048, ge=16, description="longest episode, in tokens")
+    options: Mapping[str, Any] = Field(default_factory=dict, description="the engine's own options")
+
+
+class SamplingSection(Section):
+    """The behaviour distribution. Training needs top_p 1 and top_k 0."""
+
+    temperature: float = Field(1.0, gt=0, description="softmax temperature")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus mass; 1 is off")
+    top_k: int = Field(0, ge=0, description="tokens kept; 0 is off")
+    max_action_tokens: int = Field(256, ge=1, description="longest action, in tokens")
+
+
+class RolloutSection(Section):
+    """How episodes are run."""
+
+    group_size: int = Field(8, ge=2, description="episodes of one problem")
+    groups: int = Field(16, ge=1, description="problems in a step")
+    max_turns: int = Field(8, ge=1, description="actions in an episode")
+    max_observation_tokens: int = Field(512, ge=8, description="longest reply, in tokens")
+    timeout_s: float = Field(120.0, gt=0, description="wall clock of an episode, all phases")
+    grade_timeout_s: float = Field(60.0, gt=0, description="wall clock of grading one group")
+    concurrency: int = Field(128, ge=1, description="episodes in flight")
+    max_lag: int = Field(0, ge=0, description="steps that sampling may run ahead; 0 is synchronous")
+
+
+class EnvironmentSection(Section):
+    """What the policy acts in."""
+
+    name: str = Field("calculator", description="registered name, module:Class, or file.py[:Class]")
+    options: Mapping[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of its `problems`"
+    )
+
+
+class SandboxSection(Section):
+    """Where tools run."""
+
+    name: str = Field("auto", description="registered backend, or 'auto'")
+    warm: int = Field(0, ge=0, description="sandboxes kept ready")
+    options: Mapping[str, Any] = Field(
+        default_factory=dict, description="the backend's own options"
+    )
+
+
+class LearnerSection(Section):
+    """The optimiser and the memory plan."""
+
+    lr: float = Field(1e-6, ge=0, description="peak learning rate")
+    schedule: Literal["constant", "cosine", "linear"] = Field("constant", description="after warm-up")
+    warmup_steps: int = Field(0, ge=0, description="linear warm-up, in optimiser steps")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW moments")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradient clipping, L2 norm")
+    epochs: int = Field(1, ge=1, description="passes over a batch")
+    minibatches: int = Field(1, ge=1, description="optimiser steps in a pass")
+    micro_batch_tokens: int = Field(8192, ge=1, description="tokens in one forward pass")
+    gradient_checkpointing: bool = Field(False, description="recompute activations")
+
+
+class StoreSection(Section):
+    """What is kept of the trajectories."""
+
+    keep: Literal["all", "none"] = Field("all", description="'none' keeps metrics only")
+
+
+class RunConfig(Section):
+    """The whole configuration of a run."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    warm_start: WarmStartSection = WarmStartSection()
+    engine: EngineSection = EngineSection()
+    sampling: SamplingSection = SamplingSection()
+    rollout: RolloutSection = RolloutSection()
+    environment: EnvironmentSection = EnvironmentSection()
+    sandbox: SandboxSection = SandboxSection()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    learner: LearnerSection = LearnerSection()
+    store: StoreSection = StoreSection()
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.sampling.top_p != 1 or self.sampling.top_k != 0:
+            raise ValueError(
+                "sampling.top_p and sampling.top_k cut the support, so engine and learner would "
+                "score different distributions: train with top_p 1 and top_k 0"
+            )
+        if self.sampling.max_action_tokens >= self.engine.context_tokens:
+            raise ValueError(
+                f"sampling.max_action_tokens ({self.sampling.max_action_tokens}) must be below "
+                f"engine.context_tokens ({self.engine.context_tokens})"
+            )
+        episodes = self.rollout.group_size * self.rollout.groups
+        if self.learner.minibatches > episodes:
+            raise ValueError(
+                f"learner.minibatches ({self.learner.minibatches}) is more than the "
+                f"{episodes} episodes of a step"
+            )
+        return self
+
+
+def load_config(source: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a YAML file (None: the defaults) and apply `section.field=value` overrides.
+
+    Raises ConfigError: one line that names the field, what is wrong and the nearest known name.
+    """
+    tree = {} if source is None else _read_yaml(source)
+    for override in overrides:
+        _override(tree, override)
+    return parse_config(tree, where="the defaults" if source is None else str(source))
+
+
+def parse_config(tree: Mapping[str, Any], *, where: str) -> RunConfig:
+    """Check a tree of plain values. Raises ConfigError naming `where`."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        lines = "; ".join(_explain(e) for e in error.errors())
+        raise ConfigError(f"{where}: {lines}") from None
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved configuration as YAML; `load_config` gives it back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: the top level must be sections, not {type(tree).__name__}")
+    return tree
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    path, sign, text = override.partition("=")
+    *sections, field = path.strip().split(".")
+    if not sign or not sections:
+        raise ConfigError(f"--set {override}: write section.field=value")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"--set {override}: {section} is not a section")
+    try:
+        tree[field] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: the value is not YAML") from None
+
+
+def _explain(error: Any) -> str:
+    *sections, name = [str(part) for part in error["loc"]] or [""]
+    where = ".".join((*sections, name))
+    if error["type"] != "extra_forbidden":
+        message = error["msg"].removeprefix("Value error, ")
+        return f"{where}: {message}" if where else message
+    near = difflib.get_close_matches(name, list(_known(sections)), n=1)
+    hint = f", did you mean {near[0]}?" if near else f" (known: {', '.join(_known(sections))})"
+    return f"{where}: unknown key{hint}"
+
+
+def _known(sections: Sequence[str]) -> Iterator[str]:
+    model: type[BaseModel] = RunConfig
+    for section in sections:
+        annotation = model.model_fields[section].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return
+        model = annotation
+    yield from model.model_fields
