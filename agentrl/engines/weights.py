@@ -1,0 +1,141 @@
+"""Publishing weights to an engine in the same process, and proof that they arrived."""
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agentrl.errors import WeightsNotApplied
+from agentrl.protocols import Learner
+
+PROBE_TOKENS = 24
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.75}
+"""Largest allowed gap between the logprobs (nats) of engine and learner, by the engine's dtype."""
+
+_CHUNK = 1 << 20
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # the golden ratio's 64 bits, as a signed number
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class PublishableEngine(Protocol):
+    """What publishing needs of an engine."""
+
+    version: int
+    fingerprint: str
+    dtype: torch.dtype
+    vocab_size: int
+    context_tokens: int
+
+    async def load(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> str:
+        """Serve these weights as `version`; returns their fingerprint as given."""
+        ...
+
+    async def score(self, token_ids: Sequence[int], temperature: float) -> list[float]:
+        """Logprob of each token after the first (nats)."""
+        ...
+
+
+class InProcessWeightSync:
+    """A `WeightSync` that copies between decode steps and then checks what the engine serves."""
+
+    def __init__(self, engine: PublishableEngine) -> None:
+        self._engine = engine
+
+    async def publish(self, learner: Learner) -> None:
+        """Make the engine serve the learner's weights as `learner.version`.
+
+        Raises WeightsNotApplied when afterwards the engine's fingerprint is not that of the
+        learner's weights, or engine and learner disagree on the logprobs of a few tokens.
+        """
+        engine = self._engine
+        given = await engine.load(learner.weights(), version=learner.version)
+        if engine.fingerprint != given:
+            raise WeightsNotApplied(
+                f"version {learner.version}: the engine holds {engine.fingerprint} and not the "
+                f"learner's weights {given}: do engine and learner tie the same weights?"
+            )
+        await self._probe(learner)
+
+    async def _probe(self, learner: Learner) -> None:
+        engine = self._engine
+        draw = np.random.default_rng(learner.version)
+        count = min(PROBE_TOKENS, engine.context_tokens)
+        ids: list[int] = draw.integers(engine.vocab_size, size=count).tolist()
+        served = await engine.score(ids, 1.0)
+        wanted = await asyncio.to_thread(learner.logprobs, ids, 1.0)
+        gap = float(np.abs(np.subtract(served, wanted)).max())
+        if not gap <= TOLERANCE[engine.dtype]:
+            raise WeightsNotApplied(
+                f"version {learner.version}: engine and learner differ by up to {gap:.4g} nats on "
+                f"{count} probe tokens (at most {TOLERANCE[engine.dtype]}): the engine does not "
+                "compute with the learner's weights"
+            )
+
+
+def copy_weights(weights: Iterable[tuple[str, Tensor]], model: nn.Module) -> str:
+    """Copy every weight in, cast to the model's dtype; the fingerprint of what was given.
+
+    A tied weight may come under one of its names or under all. Raises WeightsNotApplied for an
+    unknown name, another shape, a weight that never came, two values for a tied weight, or a
+    source that is the model's own memory.
+    """
+    canonical = {id(p): name for name, p in model.named_parameters()}
+    own = dict(model.named_parameters(remove_duplicate=False))
+    sums: dict[str, int] = {}
+    for name, source in weights:
+        target = own.get(name)
+        if target is None or target.shape != source.shape:
+            what = "no such weight" if target is None else f"the shape {tuple(target.shape)}"
+            raise WeightsNotApplied(
+                f"weight {name} {tuple(source.shape)} does not fit the engine's model: it has {what}"
+            )
+        if target.data_ptr() == source.data_ptr():
+            raise WeightsNotApplied(
+                f"weight {name} is the learner's own memory: give the engine a copy of the model"
+            )
+        cast = source.detach().to(target.device, target.dtype)
+        target.copy_(cast)
+        key, checksum = canonical[id(target)], checksum_of(cast)
+        if sums.setdefault(key, checksum) != checksum:
+            raise WeightsNotApplied(
+                f"weight {name} is tied to {key}, but the learner gave both values"
+            )
+    missing = sorted(set(canonical.values()) - set(sums))
+    if missing:
+        raise WeightsNotApplied(
+            f"{len(missing)} weights never came from the learner, as {missing[0]}"
+        )
+    return _digest(sums.items())
+
+
+def fingerprint_of(model: nn.Module) -> str:
+    """16 hex digits over names and bits of all weights; any single changed weight changes it."""
+    return _digest((name, checksum_of(p)) for name, p in model.named_parameters())
+
+
+@torch.no_grad()
+def checksum_of(tensor: Tensor) -> int:
+    """A position-dependent sum of the raw bits mod 2^64.
+
+    Each element is multiplied by an odd number of its own, so a change of one element can never
+    cancel. Computed where the tensor lives, in chunks that bound the memory.
+    """
+    flat = tensor.detach().contiguous().view(-1)
+    bits = flat.view(_BITS[flat.element_size()])
+    return sum(_chunk_sums(bits)) % 2**64
+
+
+def _chunk_sums(bits: Tensor) -> Iterator[int]:
+    for start in range(0, bits.numel(), _CHUNK):
+        chunk = bits[start : start + _CHUNK].long()
+        index = torch.arange(start, start + len(chunk), device=bits.device)
+        yield int((chunk * ((index * _ODD) | 1)).sum())
+
+
+def _digest(sums: Iterable[tuple[str, int]]) -> str:
+    lines = "\n".join(f"{name} {value:016x}" for name, value in sorted(sums))
+    return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
