@@ -6,7 +6,7 @@ opened can be forgotten open.
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from agentrl.types import (
     ActionTokens,
@@ -84,6 +84,7 @@ class Renderer(Protocol):
         ...
 
 
+@runtime_checkable
 class Writer(Protocol):
     """The other direction, for scripted policies: the ids that the model would have sampled."""
 

@@ -149,8 +149,9 @@ class Turn:
 class Trajectory:
     """One finished episode: strictly observation, action, observation, action, … action.
 
-    `member` is the index inside the group, `seed` the episode's own sampling seed, `prompt` the
-    messages that the first observation renders. `events` and `metrics` are for people.
+    `member` is the index inside the group, `seed` the group's: the environment was reset with it,
+    and with member and turn it gives every sampling seed. `prompt` holds the messages that the
+    first observation renders. `events` and `metrics` are for people.
     """
 
     id: str

@@ -1,0 +1,148 @@
+"""Grades finished groups, and sums up what a step's groups were like.
+
+A verdict that can't be had is invalid, never 0: the member is left out of baseline, loss and
+success, and counted.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import sqrt
+from typing import Any, TypeAlias
+
+from agentrl.errors import Fault
+from agentrl.protocols import Verifier
+from agentrl.types import Episode, Group, Problem, Trajectory, Verdict
+
+Outcome: TypeAlias = Episode | Fault
+"""What became of a member: its episode, or the fault that took it."""
+
+
+async def grade_group(
+    problem: Problem, outcomes: Sequence[Outcome], verifier: Verifier, *, timeout_s: float
+) -> Group:
+    """Grade the members that have an episode, at most `timeout_s` seconds for all of them.
+
+    Never raises for what a verifier does: if it raises, runs late or returns something else than
+    one verdict for each episode, the verdicts are invalid and say why.
+    """
+    episodes = [o for o in outcomes if isinstance(o, Episode)]
+    verdicts = await _verdicts(problem, episodes, verifier, timeout_s)
+    return Group(
+        task_id=problem.task.id,
+        trajectories=tuple(e.trajectory for e in episodes),
+        verdicts=tuple(verdicts),
+        faults=tuple(f"{type(o).__name__}: {o}" for o in outcomes if isinstance(o, Fault)),
+    )
+
+
+async def _verdicts(
+    problem: Problem, episodes: Sequence[Episode], verifier: Verifier, timeout_s: float
+) -> Sequence[Verdict]:
+    if not episodes:
+        return ()
+    deadline = asyncio.timeout(timeout_s)
+    try:
+        async with deadline:
+            verdicts = list(await verifier.grade(problem, tuple(episodes)))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if deadline.expired():
+            reason = f"no verdict within {timeout_s:g} s"
+        return [_invalid(reason)] * len(episodes)
+    if len(verdicts) != len(episodes):
+        reason = f"{len(verdicts)} verdicts for {len(episodes)} episodes"
+        return [_invalid(reason)] * len(episodes)
+    return [_checked(v, e.trajectory) for v, e in zip(verdicts, episodes, strict=True)]
+
+
+def _checked(verdict: Any, trajectory: Trajectory) -> Verdict:
+    if not isinstance(verdict, Verdict):
+        return _invalid(f"a {type(verdict).__name__} is not a Verdict")
+    steps, turns = len(verdict.step_rewards), len(trajectory.turns)
+    if steps not in (0, turns):
+        return _invalid(f"{steps} step rewards for {turns} turns")
+    return verdict
+
+
+def _invalid(reason: str) -> Verdict:
+    return Verdict(invalid=f"VerifierFault: {reason}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStatistics:
+    """What the groups of a step were like.
+
+    `episodes` counts all members, `faults` those without a verdict (lost, or invalid), by kind in
+    `fault_kinds`. Rewards and success are over the graded members; `reward_stderr` is the standard
+    error of the mean with groups as clusters (members of a group are not independent). Tokens are
+    totals; `turns` is the mean number of actions; `endings` and `tool_calls` (by status) are
+    counts.
+    """
+
+    episodes: int
+    groups_with_signal: int
+    reward_mean: float
+    reward_stderr: float
+    success_rate: float
+    action_tokens: int
+    observation_tokens: int
+    turns: float
+    faults: int
+    fault_kinds: Mapping[str, int]
+    endings: Mapping[str, int]
+    tool_calls: Mapping[str, int]
+
+    @property
+    def commonest_fault(self) -> str:
+        """The kind that took most members; "none" without faults."""
+        return max(self.fault_kinds, key=lambda kind: self.fault_kinds[kind], default="none")
+
+    def as_row(self) -> dict[str, Any]:
+        """The fields by name, as a line of metrics."""
+        return asdict(self)
+
+
+def statistics(groups: Sequence[Group]) -> GroupStatistics:
+    """Sum up groups; empty input gives zeros."""
+    trajectories = [t for g in groups for t in g.trajectories]
+    verdicts = [v for g in groups for v in g.verdicts]
+    graded = [v for v in verdicts if v.reward is not None]
+    lost = [fault for g in groups for fault in g.faults]
+    lost += [v.invalid for v in verdicts if v.invalid is not None]
+    action_tokens = sum(t.action_tokens for t in trajectories)
+    mean, stderr = _clustered_mean([g.rewards for g in groups if g.rewards])
+    return GroupStatistics(
+        episodes=len(graded) + len(lost),
+        groups_with_signal=sum(g.has_signal for g in groups),
+        reward_mean=mean,
+        reward_stderr=stderr,
+        success_rate=sum(v.passed for v in graded) / len(graded) if graded else 0.0,
+        action_tokens=action_tokens,
+        observation_tokens=sum(len(t.token_ids) for t in trajectories) - action_tokens,
+        turns=sum(len(t.turns) for t in trajectories) / len(trajectories) if trajectories else 0.0,
+        faults=len(lost),
+        fault_kinds=_counted(fault.partition(":")[0] for fault in lost),
+        endings=_counted(t.ending.value for t in trajectories),
+        tool_calls=_counted(event.status for t in trajectories for event in t.events),
+    )
+
+
+def _clustered_mean(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The mean of all values and its cluster-robust standard error (0 for a single cluster).
+
+    With equal sizes it is the standard error of the cluster means (Cameron & Miller 2015).
+    """
+    size, many = sum(len(c) for c in clusters), len(clusters)
+    if not size:
+        return 0.0, 0.0
+    mean = sum(sum(c) for c in clusters) / size
+    if many < 2:
+        return mean, 0.0
+    squares = sum(sum(x - mean for x in c) ** 2 for c in clusters)
+    return mean, sqrt(squares * many / (many - 1)) / size
+
+
+def _counted(names: Any) -> dict[str, int]:
+    return dict(sorted(Counter[str](names).items()))
