@@ -68,9 +68,17 @@ class ScriptActor:
 
     def _next(self, reply: Messages) -> Message | None:
         try:
-            if self._begun:
-                return self._lines.send(reply)
-            self._begun = True
-            return next(self._lines)
+            if not self._begun or _is_deaf(self._lines):
+                self._begun = True
+                return next(self._lines)
+            return self._lines.send(reply)
         except StopIteration:
             return None
+
+
+def _is_deaf(lines: Generator[Message, Messages, None]) -> bool:
+    """Whether the script is inside `yield from` something that can't be sent a reply (a list)."""
+    inner: object = lines
+    while (deeper := getattr(inner, "gi_yieldfrom", None)) is not None:
+        inner = deeper
+    return not hasattr(inner, "send")

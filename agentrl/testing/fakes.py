@@ -355,8 +355,7 @@ def says(*lines: Message) -> Script:
     """A script that says these lines whatever is replied."""
 
     def script(problem: Problem) -> Generator[Message, Messages, None]:
-        for line in lines:
-            yield line
+        yield from lines
 
     return script
 

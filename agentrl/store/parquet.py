@@ -1,0 +1,180 @@
+"""The store itself: a folder with one Parquet file for each step."""
+
+import os
+import re
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.errors import RecordError
+from agentrl.store.redaction import cleaner, secret_values
+from agentrl.store.schema import COLUMNS, VERSION, decode, encode
+from agentrl.types import Group
+
+_STEP_FILE = re.compile(r"step-(\d{8,})\.parquet")
+_HALF_WRITTEN = ".tmp"
+_SCHEMA_KEY = "agentrl_schema"
+_READ_ROWS = 16
+_WRITE_TOKENS = 1 << 20
+"""A row group holds about so many ids: what writing and reading keep in memory at once."""
+
+
+class ParquetStore:
+    """A TrajectoryStore in `folder`: `step-00000012.parquet` has the groups sampled for step 12.
+
+    A file appears whole (temporary file, fsync, rename) and replaces an earlier one of its step.
+    `metadata` goes into every file: what the ids can't say, such as hashes of tokenizer and
+    template. `secrets` never appear in a text (default: what looks like one in the environment).
+    Logprobs are kept as float32, all other numbers exactly.
+
+    Reading one step raises RecordError, which names the file, if it is missing, cut, foreign or of
+    another schema. Reading all skips such files, and what a dead writer left, with a warning that
+    names them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        secrets: Sequence[str] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._clean = cleaner(secret_values(os.environ) if secrets is None else secrets)
+        facts = {**(metadata or {}), _SCHEMA_KEY: VERSION}
+        self._metadata = {self._clean(name): self._clean(fact) for name, fact in facts.items()}
+
+    def append(self, groups: Sequence[Group], *, version: int) -> None:
+        """Write the groups of step `version`, whole or not at all. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        schema = COLUMNS.with_metadata(self._metadata)
+        with _whole_file(self._path(version)) as file, _writer(file, schema) as writer:
+            for chunk in _chunks(groups):
+                writer.write_batch(encode(chunk, self._clean))
+
+    def read(self, *, version: int | None = None) -> Iterator[Group]:
+        """The groups of step `version`, or of all steps in order, one group in memory at a time."""
+        if version is not None:
+            yield from _read(self._path(version))
+            return
+        for step in self.versions():
+            try:
+                yield from _read(self._path(step))
+            except RecordError as error:
+                warnings.warn(f"skipped: {error}", stacklevel=2)
+
+    def versions(self) -> list[int]:
+        """The steps that have a file, in order. Warns about anything else in the folder."""
+        found: list[int] = []
+        for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
+            match = _STEP_FILE.fullmatch(path.name)
+            if match:
+                found.append(int(match[1]))
+            elif path.suffix == _HALF_WRITTEN:
+                warnings.warn(f"skipped: {path} is half-written: its writer died", stacklevel=3)
+            else:
+                warnings.warn(f"skipped: {path} is not a step file", stacklevel=3)
+        return sorted(found)
+
+    def metadata(self, version: int) -> dict[str, str]:
+        """The facts that were stored beside step `version`. Raises RecordError."""
+        path = self._path(version)
+        with _naming(path), pq.ParquetFile(path) as file:
+            return _facts(file)
+
+    def _path(self, version: int) -> Path:
+        return self._folder / f"step-{version:08d}.parquet"
+
+
+def _chunks(groups: Sequence[Group]) -> Iterator[list[tuple[int, Group]]]:
+    """Numbered groups, about `_WRITE_TOKENS` ids at a time."""
+    chunk: list[tuple[int, Group]] = []
+    tokens = 0
+    for number, group in enumerate(groups):
+        chunk.append((number, group))
+        tokens += sum(len(t.token_ids) for t in group.trajectories)
+        if tokens >= _WRITE_TOKENS:
+            yield chunk
+            chunk, tokens = [], 0
+    if chunk:
+        yield chunk
+
+
+def _read(path: Path) -> Iterator[Group]:
+    with _naming(path), _open(path) as file:
+        facts = _facts(file)
+        if _SCHEMA_KEY not in facts:
+            raise RecordError(f"{path} was not written by agentrl: move it out of the folder")
+        if facts[_SCHEMA_KEY] != VERSION:
+            raise RecordError(
+                f"{path} has schema {facts[_SCHEMA_KEY]}, this agentrl reads schema {VERSION}: "
+                "read it with the version that wrote it"
+            )
+        yield from decode(file.iter_batches(batch_size=_READ_ROWS))
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    return pq.ParquetFile(path, page_checksum_verification=True)
+
+
+def _facts(file: pq.ParquetFile) -> dict[str, str]:
+    found = file.schema_arrow.metadata or {}
+    return {name.decode(): fact.decode() for name, fact in found.items()}
+
+
+def _writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
+    """Numbers split into byte planes, which zstd packs best; text repeats little within a column.
+
+    Both choices are measured by benchmarks/store.py.
+    """
+    return pq.ParquetWriter(
+        file,
+        schema,
+        compression="zstd",
+        compression_level=6,
+        use_dictionary=False,
+        use_byte_stream_split=["token_ids.list.element", "logprobs.list.element"],
+        write_page_checksum=True,
+    )
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """Turn whatever a bad file makes a reader raise into one line that names the file."""
+    try:
+        yield
+    except RecordError:
+        raise
+    except FileNotFoundError:
+        raise RecordError(f"{path} does not exist") from None
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise RecordError(f"{path} is cut or damaged: {reason}") from None
+
+
+@contextmanager
+def _whole_file(path: Path) -> Generator[BinaryIO]:
+    """A file that appears under its name only when all of it is on disk."""
+    temporary = path.with_name(path.name + _HALF_WRITTEN)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
