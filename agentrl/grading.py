@@ -4,14 +4,15 @@ A verdict that can't be had is invalid, never 0: the member is left out of basel
 success, and counted.
 """
 
-import asyncio
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any, TypeAlias
 
-from agentrl.errors import Fault
+from agentrl.errors import Fault, VerifierFault
+from agentrl.guard import blaming, until
 from agentrl.protocols import Verifier
 from agentrl.types import Episode, Group, Problem, Trajectory, Verdict
 
@@ -42,15 +43,17 @@ async def _verdicts(
 ) -> Sequence[Verdict]:
     if not episodes:
         return ()
-    deadline = asyncio.timeout(timeout_s)
+
+    async def grade() -> list[Any]:
+        with blaming(VerifierFault, "grading"):
+            return list(await verifier.grade(problem, tuple(episodes)))
+
     try:
-        async with deadline:
-            verdicts = list(await verifier.grade(problem, tuple(episodes)))
-    except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        if deadline.expired():
-            reason = f"no verdict within {timeout_s:g} s"
-        return [_invalid(reason)] * len(episodes)
+        verdicts = await until(time.monotonic() + timeout_s, grade())
+    except Fault as fault:
+        return [_invalid(str(fault))] * len(episodes)
+    except TimeoutError:
+        return [_invalid(f"no verdict within {timeout_s:g} s")] * len(episodes)
     if len(verdicts) != len(episodes):
         reason = f"{len(verdicts)} verdicts for {len(episodes)} episodes"
         return [_invalid(reason)] * len(episodes)

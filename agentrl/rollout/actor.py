@@ -4,8 +4,8 @@ from collections.abc import Generator, Sequence
 from typing import Protocol
 
 from agentrl.errors import EngineFault, EnvironmentFault
+from agentrl.guard import blaming
 from agentrl.protocols import InferenceEngine, Writer
-from agentrl.rollout.guard import blaming
 from agentrl.types import ActionTokens, Message, Messages, Sampling
 
 SCRIPT_VERSION = -1

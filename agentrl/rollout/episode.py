@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from agentrl.errors import EnvironmentFault, SandboxLost
+from agentrl.guard import blaming
 from agentrl.protocols import Environment
 from agentrl.rollout.actor import Actor
-from agentrl.rollout.guard import blaming
 from agentrl.rollout.reply import fit_reply
 from agentrl.rollout.stage import Stage
 from agentrl.types import (

@@ -19,10 +19,10 @@ from agentrl.errors import (
     SandboxLost,
 )
 from agentrl.grading import Outcome, grade_group
+from agentrl.guard import blaming, until
 from agentrl.protocols import Environment, Sandbox, Script, Writer
 from agentrl.rollout.actor import PolicyActor, ScriptActor
 from agentrl.rollout.episode import PLAY_SHARE, LiveEpisode, episode_id
-from agentrl.rollout.guard import blaming, until
 from agentrl.rollout.stage import Stage
 from agentrl.types import Ending, Episode, Group, Problem, Task, Trajectory
 

@@ -138,7 +138,10 @@ def _writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
         compression="zstd",
         compression_level=6,
         use_dictionary=False,
-        use_byte_stream_split=["token_ids.list.element", "logprobs.list.element"],
+        column_encoding={
+            "token_ids.list.element": "BYTE_STREAM_SPLIT",
+            "logprobs.list.element": "BYTE_STREAM_SPLIT",
+        },
         write_page_checksum=True,
     )
 

@@ -431,7 +431,7 @@ async def test_artifacts_that_take_too_long_are_left_out() -> None:
 class Raising(FakeEnvironment):
     """Raises in one phase."""
 
-    def __init__(self, phase: str, error: Exception) -> None:
+    def __init__(self, phase: str, error: BaseException) -> None:
         super().__init__(answer=echo)
         self.phase, self.error = phase, error
 
@@ -454,6 +454,16 @@ class Raising(FakeEnvironment):
 async def test_exception_of_an_environment_is_its_fault(phase: str, error: Exception) -> None:
     with pytest.raises(EnvironmentFault, match=type(error).__name__):
         await one(a_stage(environment=Raising(phase, error)))
+
+
+@pytest.mark.parametrize("phase", ["reset", "step", "artifacts"])
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()])
+async def test_environment_that_exits_or_cancels_itself_ends_only_its_member(
+    phase: str, error: BaseException
+) -> None:
+    group = await run_group(a_stage(environment=Raising(phase, error)), a_problem(), size=2, seed=0)
+    assert group.trajectories == ()
+    assert [fault.partition(":")[0] for fault in group.faults] == ["EnvironmentFault"] * 2
 
 
 async def test_fault_keeps_its_kind() -> None:
@@ -676,6 +686,16 @@ async def test_script_without_more_lines_is_out_of_turns() -> None:
     assert (trajectory.ending, len(trajectory.turns)) == (Ending.OUT_OF_TURNS, 1)
     nothing = (await run_script(stage, a_problem(), says())).trajectory
     assert (nothing.ending, nothing.turns, nothing.answer) == (Ending.OUT_OF_TURNS, (), "")
+
+
+async def test_script_may_yield_from_a_plain_list() -> None:
+    def lines(problem: Problem) -> Generator[Message, Messages, None]:
+        yield from [assistant("", tool_calls=[call("f")]), assistant("", tool_calls=[call("g")])]
+        yield from says(assistant("done"))(problem)
+
+    stage = a_stage(environment=FakeEnvironment(answer=echo))
+    trajectory = (await run_script(stage, a_problem(), lines)).trajectory
+    assert [turn.message.content for turn in trajectory.turns] == ["", "", "done"]
 
 
 async def test_script_that_raises_is_the_environments_fault_and_is_closed() -> None:

@@ -6,22 +6,25 @@ from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from agentrl.errors import Fault
+from agentrl.errors import EnvironmentFault, Fault
 
 T = TypeVar("T")
 
 _GRACE_S = 1.0
-"""How long cancelled work may tidy up before its episode goes on without it."""
+"""How long cancelled work may tidy up before its caller goes on without it."""
 
 
 async def until(deadline: float, work: Coroutine[Any, Any, T]) -> T:
     """Await `work` until `deadline` (monotonic seconds), then cancel it and raise TimeoutError.
 
-    Work that swallows its cancellation is left behind: what it still brings is ignored.
+    Work that swallows its cancellation is left behind: what it still brings is ignored. Raises
+    EnvironmentFault if `work` ends as cancelled though nobody cancelled it.
     """
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task}, timeout=max(0.0, deadline - time.monotonic()))
+        if task.cancelled():
+            raise EnvironmentFault("foreign code cancelled itself")
         if task.done():
             return task.result()
         raise TimeoutError
@@ -41,11 +44,11 @@ def _ignore(late: asyncio.Future[Any]) -> None:
 def blaming(
     fault: type[Fault], phase: str, *, but: tuple[type[Exception], ...] = ()
 ) -> Generator[None]:
-    """Turn any exception into `fault`, except a Fault and the kinds in `but`."""
+    """Turn any exception (and sys.exit) into `fault`, except a Fault and the kinds in `but`."""
     try:
         yield
     except (Fault, *but):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())
         raise fault(f"{phase}: {type(error).__name__}: {reason}") from error
