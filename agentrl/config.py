@@ -35,6 +35,9 @@ class RunSection(Section):
     max_fault_share: float = Field(
         0.5, ge=0, le=1, description="the run stops when more episodes of a step are faults"
     )
+    max_silent_steps: int = Field(
+        0, ge=0, description="the run stops after so many steps in a row without signal (0: never)"
+    )
     tracker: Literal["none", "wandb", "trackio"] = Field("none", description="metrics service")
 
 
@@ -115,7 +118,9 @@ class LearnerSection(Section):
     """The optimiser and the memory plan."""
 
     lr: float = Field(1e-6, ge=0, description="peak learning rate")
-    schedule: Literal["constant", "cosine", "linear"] = Field("constant", description="after warm-up")
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        "constant", description="after warm-up"
+    )
     warmup_steps: int = Field(0, ge=0, description="linear warm-up, in optimiser steps")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW moments")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.engines.kv_cache import SPAN_STEP, SlotCache, Window, rows_of
+from agentrl.engines.kv_cache import ATTENTION, SPAN_STEP, SlotCache, Window, rows_of
 from agentrl.engines.sampling import draw, longest_common_prefix, processed_logprobs, uniforms
 from agentrl.errors import EngineFault
 from agentrl.types import ActionTokens, Finish, Sampling
@@ -49,6 +49,7 @@ class Decoder:
     def __init__(
         self, model: PreTrainedModel, *, slots: int, context_tokens: int, prefill_tokens: int
     ) -> None:
+        model.set_attn_implementation(ATTENTION)
         self.model = model
         self.version = 0
         self.held = False

@@ -7,9 +7,9 @@ One column beyond the context takes the writes of padding, so no forward pass ne
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import Cache
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, Cache
 from transformers.cache_utils import CacheLayerMixin
 
 SPAN_STEP = 64
@@ -106,3 +106,31 @@ class SlotCache(Cache):
 def rows_of(first: int, slots_B: Tensor, *, together: bool) -> slice | Tensor:
     """How to read some slots: as a view when they follow each other from `first` on."""
     return slice(first, first + len(slots_B)) if together else slots_B
+
+
+def grouped_attention(
+    _module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    *,
+    scaling: float | None = None,
+    **_options: Any,
+) -> tuple[Tensor, None]:
+    """Attention over the pool without copying it once per query head.
+
+    Query heads that share a key head become further rows of one query: (B, heads, T, width) to
+    (B, key heads, group * T, width). `attention_mask` is additive, (B, 1, T, span). Returns
+    (B, T, heads, width), as transformers wants it.
+    """
+    rows, heads, new, width = query.shape
+    group = heads // key.shape[1]
+    grouped = query.reshape(rows, key.shape[1], group * new, width)
+    mask = attention_mask if group == 1 or new == 1 else attention_mask.repeat(1, 1, group, 1)
+    out = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(rows, heads, new, value.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+ATTENTION = "agentrl_grouped"
+AttentionInterface.register(ATTENTION, grouped_attention)

@@ -7,7 +7,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-
 ROUNDING = 1e-6
 """How far fp32 log-probabilities may push a cumulative mass past top_p."""
 

@@ -6,7 +6,7 @@ is a function in its inbox that runs between two decode steps; answers travel ba
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
@@ -54,7 +54,7 @@ class TransformersEngine:
         """A checksum of all weights that are served: changes exactly when one of them does."""
         self.context_tokens = context_tokens
         self.dtype = model.dtype
-        self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
+        self.vocab_size: int = model.config.get_text_config().vocab_size
         self._decoder = Decoder(
             model,
             slots=max_concurrent,
@@ -110,7 +110,7 @@ class TransformersEngine:
         return await asyncio.wrap_future(self._promise(begin))
 
     @asynccontextmanager
-    async def released(self) -> AsyncIterator[None]:
+    async def released(self) -> AsyncGenerator[None]:
         """Give up the accelerator: no request runs inside, new ones wait, the cache is gone."""
         await asyncio.wrap_future(self._promise(self._hold))
         try:

@@ -89,9 +89,9 @@ def copy_weights(weights: Iterable[tuple[str, Tensor]], model: nn.Module) -> str
     for name, source in weights:
         target = own.get(name)
         if target is None or target.shape != source.shape:
-            what = "no such weight" if target is None else f"the shape {tuple(target.shape)}"
+            has = "no such weight" if target is None else f"shape {tuple(target.shape)}"
             raise WeightsNotApplied(
-                f"weight {name} {tuple(source.shape)} does not fit the engine's model: it has {what}"
+                f"weight {name} of shape {tuple(source.shape)} does not fit: the engine has {has}"
             )
         if target.data_ptr() == source.data_ptr():
             raise WeightsNotApplied(

@@ -1,0 +1,318 @@
+"""The only file that names concrete classes: turns a configuration into running parts.
+
+Each public function is a verb of the command line; it owns its event loop.
+"""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from agentrl import evaluate as evaluation
+from agentrl.config import RunConfig, dump_config
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.engines.weights import InProcessWeightSync
+from agentrl.errors import ConfigError
+from agentrl.learning.checkpoint import (
+    Progress,
+    latest_checkpoint,
+    load_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from agentrl.learning.learner import PolicyLearner
+from agentrl.learning.supervised import fit
+from agentrl.metrics import open_metrics
+from agentrl.models import load_policy
+from agentrl.plugins import find_environment, find_sandbox
+from agentrl.protocols import EnvironmentClass, Reporter, Split
+from agentrl.provenance import digest, write_provenance
+from agentrl.rendering import make_renderer
+from agentrl.rollout import Limits, Stage, run_group, run_script
+from agentrl.store import ParquetStore
+from agentrl.train import Pace, Run, problem_at
+from agentrl.train import train as run_loop
+from agentrl.types import Group, Problem, Sampling, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A loaded model with its tokenizer, and where it came from."""
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    source: str
+
+
+def train(config: RunConfig, *, reporter: Reporter, resume: bool = True) -> None:
+    """Train to `run.steps`, from the newest whole checkpoint if there is one and `resume`.
+
+    Writes the run directory. Raises ConfigError, PluginError and the TrainingErrors.
+    """
+    asyncio.run(_train(config, reporter, resume))
+
+
+def warm_start(config: RunConfig, *, reporter: Reporter, force: bool = False) -> Path:
+    """Fit the policy to scripted traces; returns the model folder in the run directory.
+
+    A folder that is there already is taken as it is, unless `force`.
+    """
+    folder = config.run.dir / "warm_start"
+    if force or not (folder / "config.json").exists():
+        asyncio.run(_warm_start(config, folder, reporter))
+    return folder
+
+
+def evaluate(
+    config: RunConfig,
+    *,
+    reporter: Reporter,
+    problems: int,
+    samples: int,
+    split: Split = "test",
+    model: str | None = None,
+    greedy: bool = False,
+) -> evaluation.Evaluation:
+    """Success of a policy on `problems` of a split, each tried `samples` times."""
+    groups = asyncio.run(
+        _rollout(config, reporter, model, split, problems=problems, size=samples, greedy=greedy)
+    )
+    return evaluation.summarise(groups, samples=samples)
+
+
+def rollout(
+    config: RunConfig,
+    *,
+    reporter: Reporter,
+    problems: int,
+    model: str | None = None,
+    split: Split = "train",
+) -> list[Group]:
+    """Sample and grade some groups without learning from them."""
+    size = config.rollout.group_size
+    return asyncio.run(
+        _rollout(config, reporter, model, split, problems=problems, size=size, greedy=False)
+    )
+
+
+async def _train(config: RunConfig, start: str, reporter: Reporter, resume: bool) -> None:
+    environment = find_environment(config.environment.name)
+    folder, checkpoints = config.run.dir, config.run.dir / "checkpoints"
+    found = latest_checkpoint(checkpoints)
+    if found and not resume:
+        raise ConfigError(f"{folder} already holds a run: resume it, or set another run.dir")
+    policy = _load(config, start)
+    learner = _learner(config, policy)
+    progress = load_checkpoint(found, learner) if found else Progress(version=0, cursor=0)
+    async with _stage(config, environment, policy) as stage:
+        _write_run_files(config, policy, stage)
+        held_out = _problems(config, environment, "test", config.run.eval_problems)
+        with open_metrics(
+            folder, from_step=progress.version, tracker=config.run.tracker
+        ) as metrics:
+            await run_loop(
+                Run(
+                    stage=stage,
+                    learner=learner,
+                    weights=InProcessWeightSync(stage.engine),
+                    store=ParquetStore(folder / "trajectories"),
+                    problems=_problems(config, environment, "train"),
+                    algorithm=config.algorithm,
+                    pace=_pace(config),
+                    checkpoint=_checkpointer(config, learner, policy),
+                    evaluate=lambda: _evaluate(config, stage, held_out, reporter),
+                    metrics=metrics,
+                    reporter=reporter,
+                    cursor=progress.cursor,
+                )
+            )
+
+
+async def _warm_start(config: RunConfig, folder: Path, reporter: Reporter) -> None:
+    section, policy = config.warm_start, _load(config, config.model.path)
+    if not section.steps:
+        raise ConfigError("warm_start.steps is 0: set it to the number of supervised updates")
+    environment = find_environment(config.environment.name)
+    missing = sorted(set(section.scripts) - set(environment.scripts))
+    if missing:
+        raise ConfigError(
+            f"warm_start.scripts names {', '.join(missing)}, but {config.environment.name} has "
+            f"{', '.join(sorted(environment.scripts))}"
+        )
+    async with _stage(config, environment, policy) as stage:
+        traces = await _traces(config, environment, stage, reporter)
+    reporter.phase("warm start", section.steps)
+    fit(
+        policy.model,
+        traces,
+        steps=section.steps,
+        batch=section.batch,
+        lr=section.lr,
+        seed=config.run.seed,
+        report=lambda _: reporter.advance(),
+    )
+    _save_policy(policy, folder)
+
+
+async def _traces(
+    config: RunConfig, environment: EnvironmentClass, stage: Stage, reporter: Reporter
+) -> list[Trajectory]:
+    """Episodes of scripted policies, in the set shares, on training problems."""
+    section, seed = config.warm_start, config.run.seed
+    problems = _problems(config, environment, "train")
+    names, shares = list(section.scripts), list(section.scripts.values())
+    chosen = Random(f"traces:{seed}").choices(names, shares, k=section.traces)
+    gate = asyncio.Semaphore(config.rollout.concurrency)
+    reporter.phase("record traces", section.traces)
+
+    async def one(index: int, name: str) -> Trajectory:
+        problem = problem_at(problems, index, seed)
+        async with gate:
+            episode = await run_script(stage, problem, environment.scripts[name], seed=index)
+        reporter.advance()
+        return episode.trajectory
+
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(one(i, name)) for i, name in enumerate(chosen)]
+    return [task.result() for task in running]
+
+
+async def _rollout(
+    config: RunConfig,
+    reporter: Reporter,
+    model: str | None,
+    split: Split,
+    *,
+    problems: int,
+    size: int,
+    greedy: bool,
+) -> list[Group]:
+    environment = find_environment(config.environment.name)
+    policy = _load(config, model or _newest(config))
+    async with _stage(config, environment, policy) as stage:
+        return await evaluation.run_groups(
+            replace(stage, temperature=0.0) if greedy else stage,
+            _problems(config, environment, split, problems),
+            size=size,
+            seed=config.run.seed,
+            concurrency=config.rollout.concurrency,
+            reporter=reporter,
+        )
+
+
+async def _evaluate(
+    config: RunConfig, stage: Stage, problems: Sequence[Problem], reporter: Reporter
+) -> evaluation.Evaluation:
+    groups = await evaluation.run_groups(
+        stage,
+        problems,
+        size=1,
+        seed=config.run.seed,
+        concurrency=config.rollout.concurrency,
+        reporter=reporter,
+    )
+    return evaluation.summarise(groups, samples=1)
+
+
+@asynccontextmanager
+async def _stage(
+    config: RunConfig, environment: EnvironmentClass, policy: Policy
+) -> AsyncIterator[Stage]:
+    """The engine, renderer and sandboxes of a run, closed at the end."""
+    renderer = make_renderer(policy.tokenizer, tool_format=config.model.tool_format)
+    engine = TransformersEngine(
+        copy.deepcopy(policy.model),
+        max_concurrent=config.engine.max_concurrent,
+        context_tokens=config.engine.context_tokens,
+        **config.engine.options,
+    )
+    async with engine:
+        yield Stage(
+            engine=engine,
+            renderer=renderer,
+            environment=environment,
+            sandboxes=find_sandbox(config.sandbox.name)(**config.sandbox.options),
+            limits=Limits(
+                max_turns=config.rollout.max_turns,
+                max_action_tokens=config.sampling.max_action_tokens,
+                context_tokens=config.engine.context_tokens,
+                max_observation_tokens=config.rollout.max_observation_tokens,
+                timeout_s=config.rollout.timeout_s,
+                grade_timeout_s=config.rollout.grade_timeout_s,
+            ),
+            temperature=config.sampling.temperature,
+        )
+
+
+def _starting_point(config: RunConfig, reporter: Reporter) -> str:
+    """The model that the run starts from: warm-started if the configuration asks for it."""
+    if config.warm_start.steps:
+        return str(warm_start(config, reporter=reporter))
+    return config.model.path
+
+
+def _newest(config: RunConfig) -> str:
+    """The best known policy of a run directory: checkpoint, warm start, or the base model."""
+    warm = config.run.dir / "warm_start"
+    found = latest_checkpoint(config.run.dir / "checkpoints")
+    return str(found or (warm if (warm / "config.json").exists() else config.model.path))
+
+
+def _load(config: RunConfig, source: str) -> Policy:
+    model, tokenizer = load_policy(
+        config.model.model_copy(update={"path": source}),
+        context_tokens=config.engine.context_tokens,
+        seed=config.run.seed,
+    )
+    return Policy(model=model, tokenizer=tokenizer, source=source)
+
+
+def _learner(config: RunConfig, policy: Policy, start: str) -> PolicyLearner:
+    reference = _load(config, start).model if config.algorithm.kl_coef else None
+    return PolicyLearner(
+        policy.model,
+        learner=config.learner,
+        algorithm=config.algorithm,
+        temperature=config.sampling.temperature,
+        reference=reference,
+    )
+
+
+def _problems(
+    config: RunConfig, environment: EnvironmentClass, split: Split, limit: int | None = None
+) -> Sequence[Problem]:
+    name = config.environment.name
+    found = tuple(islice(environment.problems(split, **config.environment.options), limit))
+    if not found:
+        raise ConfigError(f"environment {name} has no {split} problems with these options")
+    ids = {problem.task.id for problem in found}
+    if len(ids) < len(found):
+        raise ConfigError(
+            f"environment {name}: {len(found) - len(ids)} {split} problems repeat the id of "
+            "another; give each its own"
+        )
+    return found
+
+
+def _pace(config: RunConfig) -> Pace:
+    run, rollout = config.run, config.rollout
+    return Pace(
+        steps=run.steps,
+        groups=rollout.groups,
+        group_size=rollout.group_size,
+        concurrency=rollout.concurrency,
+        max_lag=rollout.max_lag,
+        eval_every=run.eval_every,
+        checkpoint_every=run.checkpoint_every,
+        max_fault_share=run.max_fault_share,
+        max_silent_steps=run.max_silent_steps,
+        seed=run.seed,
+    )

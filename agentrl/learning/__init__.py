@@ -1,0 +1,1 @@
+"""Turns groups into gradients; knows nothing of engines."""

@@ -1,0 +1,102 @@
+"""Where the numbers of a run go: metrics.jsonl, TensorBoard and, if asked for, a service."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError
+
+Sink = Callable[[Mapping[str, Any]], None]
+"""Takes one row: a line of metrics.jsonl."""
+
+
+@contextmanager
+def open_metrics(folder: Path, *, from_step: int, tracker: str) -> Iterator[Sink]:
+    """Rows go to `folder`/metrics.jsonl, TensorBoard events and the tracker.
+
+    Lines of steps that a resumed run will take again (at or after `from_step`) are dropped, and
+    so is a last line that was cut. Raises ConfigError when the tracker is not installed.
+    """
+    path = folder / "metrics.jsonl"
+    _keep_before(path, from_step)
+    with (
+        path.open("a", encoding="utf-8") as lines,
+        _events(folder) as event,
+        _service(tracker, folder) as service,
+    ):
+
+        def write(row: Mapping[str, Any]) -> None:
+            lines.write(json.dumps(row) + "\n")
+            lines.flush()
+            numbers = _flat(row)
+            event(numbers, row["step"])
+            service(numbers, row["step"])
+
+        yield write
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file; a cut last line is left out."""
+    rows: list[dict[str, Any]] = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+    return rows
+
+
+def _keep_before(path: Path, step: int) -> None:
+    """A step row is of the step it took; an evaluation row of the step it followed."""
+    rows = [r for r in read_metrics(path) if r["step"] < step + (r["kind"] == "eval")]
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    os.replace(fresh, path)
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, float]:
+    kind = row["kind"]
+    out: dict[str, float] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            out |= {f"{kind}/{name}/{key}": float(number) for key, number in value.items()}
+        elif isinstance(value, int | float):
+            out[f"{kind}/{name}"] = float(value)
+    return out
+
+
+@contextmanager
+def _events(folder: Path) -> Iterator[Callable[[Mapping[str, float], int], None]]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder / "tensorboard")) as writer:
+
+        def write(numbers: Mapping[str, float], step: int) -> None:
+            for name, value in numbers.items():
+                writer.add_scalar(name, value, step)
+            writer.flush()
+
+        yield write
+
+
+@contextmanager
+def _service(tracker: str, folder: Path) -> Iterator[Callable[[Mapping[str, float], int], None]]:
+    """wandb and trackio share one interface."""
+    if tracker == "none":
+        yield lambda numbers, step: None
+        return
+    try:
+        service = __import__(tracker)
+    except ImportError:
+        raise ConfigError(
+            f"run.tracker is {tracker}, which is not installed: pip install 'agentrl[{tracker}]'"
+        ) from None
+    service.init(project="agentrl", name=folder.name)
+    try:
+        yield lambda numbers, step: service.log(dict(numbers), step=step)
+    finally:
+        service.finish()
