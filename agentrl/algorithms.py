@@ -7,93 +7,141 @@ source and advice for each.
 import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+Preset = Mapping[str, Any]
+
+
+def _over(base: Preset, **changes: Any) -> Preset:
+    return MappingProxyType({**base, **changes})
+
+
+# DeepSeekMath, 2402.03300 equations 3 and 4 (outcome supervision).
+_GRPO: Preset = MappingProxyType(
+    {
+        "scale": "group",
+        "clip_high": 0.2,
+        "aggregation": "sequence_mean",
+        "kl_coef": 0.04,
+        "kl_form": "k3",
+        "mismatch": "none",
+        "zero_variance": "keep",
+    }
+)
+# What the token-mean code bases share when nothing is set: narrow clip, no KL, no correction.
+_TOKEN_MEAN = _over(_GRPO, aggregation="token_mean", kl_coef=0.0)
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         # What the field has converged on: centred rewards, token mean, wide upper clip.
-        "default": {},
-        # DeepSeekMath, 2402.03300 equations 3 and 4.
-        "grpo": {
-            "scale": "group",
-            "clip_high": 0.2,
-            "aggregation": "sequence_mean",
-            "kl_coef": 0.04,
-            "zero_variance": "keep",
-            "mismatch": "none",
-        },
-        # DAPO, 2503.14476 equation 8, with dynamic sampling.
-        "dapo": {"scale": "group", "refill": 3.0, "mismatch": "none"},
+        "default": MappingProxyType({}),
+        "grpo": _GRPO,
+        # The same paper, section 4.1.3: one reward for each turn.
+        "grpo-process": _over(_GRPO, baseline="steps"),
+        # DAPO, 2503.14476 equations 8 to 13, with dynamic sampling and soft overlong punishment.
+        "dapo": MappingProxyType(
+            {"scale": "group", "refill": 3.0, "length_tokens": (20480, 4096), "mismatch": "none"}
+        ),
         # Dr. GRPO, 2503.20783: no deviation, a constant divisor.
-        "dr-grpo": {
-            "clip_high": 0.2,
-            "aggregation": "constant",
-            "zero_variance": "keep",
-            "mismatch": "none",
-        },
+        "dr-grpo": _over(_TOKEN_MEAN, scale="none", aggregation="constant"),
         # GSPO, 2507.18071 equation 5: one ratio for the sequence, tiny clips.
-        "gspo": {
-            "scale": "group",
-            "ratio": "sequence",
-            "clip_low": 3e-4,
-            "clip_high": 4e-4,
-            "aggregation": "sequence_mean",
-            "mismatch": "none",
-        },
-        # CISPO, 2506.13585 equation 4: the weight is clipped from above, the gradient lives.
-        "cispo": {"scale": "group", "clip": "cispo", "clip_high": 4.0, "mismatch": "none"},
-        # RLOO, 2402.14740: leave-one-out baseline, plain policy gradient over whole sequences.
-        "rloo": {
-            "baseline": "leave_one_out",
-            "clip": "none",
-            "aggregation": "sequence_sum",
-            "zero_variance": "keep",
-            "mismatch": "none",
-        },
+        "gspo": _over(_GRPO, ratio="sequence", clip_low=3e-4, clip_high=4e-4, kl_coef=0.0),
+        # CISPO, 2506.13585 equation 4: the weight is cut at 5, the gradient lives.
+        "cispo": _over(_TOKEN_MEAN, clip="cispo", clip_low=1.0, clip_high=4.0),
+        # SAPO, 2511.20347: a soft gate, with its temperatures for A < 0 and A > 0.
+        "sapo": _over(_GRPO, clip="sapo", clip_low=1.05, clip_high=1.0, kl_coef=0.0),
+        # DPPO with total variation: masks by difference of probabilities, against the engine.
+        "dppo": _over(_TOKEN_MEAN, scale="none", clip="difference", proximal="behavior"),
+        # RLOO, 2402.14740: leave-one-out baseline, plain policy gradient of whole sequences.
+        "rloo": _over(
+            _TOKEN_MEAN,
+            scale="none",
+            baseline="leave_one_out",
+            clip="none",
+            aggregation="sequence_sum",
+            kl_form="k1_reward",
+        ),
+        # REINFORCE++, 2501.03262 equation 10 without KL, and its variant with a group baseline.
+        "reinforce++": _over(_TOKEN_MEAN, baseline="batch", scale="batch"),
+        "reinforce++-baseline": _over(_TOKEN_MEAN, scale="centred", kl_form="k2"),
+        # Group statistics as other code bases take them.
+        "trl": _over(
+            _TOKEN_MEAN, ddof=1, eps=1e-4, mismatch="sequence_mask", mismatch_bounds=(0.0, 3.0)
+        ),
+        "verl": _over(_TOKEN_MEAN, ddof=1, eps=1e-6, dual_clip=3.0),
+        "openrlhf": _over(_TOKEN_MEAN, ddof=1, eps=1e-9),
+        "nemo": _over(_TOKEN_MEAN, baseline="leave_one_out", scale="others", ddof=1, eps=1e-6),
     }
 )
 
 
 class AlgorithmConfig(BaseModel):
-    """Which policy gradient is taken."""
+    """Which policy gradient is taken.
+
+    Raises pydantic's ValidationError for an unknown preset (naming the nearest) and for choices
+    that contradict each other.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     preset: str = Field("default", description="named set of the fields below; given ones win")
-    baseline: Literal["group", "leave_one_out", "none"] = Field(
-        "group", description="what is subtracted from a reward"
+    baseline: Literal["group", "leave_one_out", "batch", "steps", "none"] = Field(
+        "group",
+        description="mean subtracted from a reward; steps: process supervision by step rewards",
     )
-    scale: Literal["none", "group", "batch"] = Field(
-        "none", description="standard deviation that centred rewards are divided by"
+    scale: Literal["none", "group", "others", "batch", "centred"] = Field(
+        "none",
+        description="standard deviation that divides: of the group, the other members, all "
+        "rewards of the batch, or all centred rewards of it",
     )
     ddof: Literal[0, 1] = Field(0, description="0: population deviation, 1: sample deviation")
     eps: float = Field(0.0, ge=0, description="added to the deviation")
-    ratio: Literal["token", "sequence"] = Field(
-        "token", description="level of the importance ratio; sequence: geometric mean"
+    ratio: Literal["token", "turn", "sequence", "sequence_token"] = Field(
+        "token", description="level of the importance ratio, a geometric mean above token level"
     )
-    clip: Literal["ratio", "cispo", "none"] = Field("ratio", description="form of the clip")
-    clip_low: float = Field(0.2, ge=0, description="ratios below 1 - clip_low are clipped")
-    clip_high: float = Field(0.28, ge=0, description="ratios above 1 + clip_high are clipped")
+    clip: Literal["ratio", "cispo", "sapo", "difference", "none"] = Field(
+        "ratio", description="what holds an update back"
+    )
+    clip_low: float = Field(
+        0.2,
+        ge=0,
+        description="ratio, cispo: bound 1 - low; difference: probability; sapo: temperature, A<0",
+    )
+    clip_high: float = Field(
+        0.28,
+        ge=0,
+        description="ratio, cispo: bound 1 + high; difference: probability; sapo: temperature, A>0",
+    )
     dual_clip: float | None = Field(
-        None, gt=1, description="bound c on ratio * |A| where A < 0 (1912.09729)"
+        None, gt=1, description="upper bound of the ratio where A < 0, with `ratio` (1912.09729)"
     )
-    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = Field(
-        "token_mean", description="how token losses become one number"
+    aggregation: Literal[
+        "token_mean", "sequence_mean", "prompt_mean", "sequence_sum", "constant"
+    ] = Field("token_mean", description="how token losses become one number")
+    length_tokens: tuple[int, int] = Field(
+        (1024, 0),
+        description="L, c: `constant` divides by L action tokens; beyond L - c of them the reward "
+        "falls to -1 at L (c = 0: it does not)",
     )
-    constant_tokens: int = Field(
-        1024, ge=1, description="divisor of each trajectory under `constant`, in tokens"
+    kl_coef: float = Field(0.0, ge=0, description="weight of the KL to the reference (0: none)")
+    kl_form: Literal["k1", "k2", "k3", "k3_corrected", "k1_reward"] = Field(
+        "k3_corrected",
+        description="its estimator in the loss, k3 times the ratio for the true gradient, or k1 "
+        "taken from the reward",
     )
-    kl_coef: float = Field(0.0, ge=0, description="weight of the reference KL in the loss")
-    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="estimator of that KL")
     proximal: Literal["recompute", "behavior"] = Field(
         "recompute", description="denominator of the ratio: learner before the step, or engine"
     )
-    mismatch: Literal["none", "truncate", "mask"] = Field(
-        "truncate", description="token weight between learner and engine: cut at the cap, or drop"
+    mismatch: Literal["none", "truncate", "mask", "sequence_mask", "geometric_mask"] = Field(
+        "truncate",
+        description="weight of learner against engine: cut at the cap, token or sequence dropped "
+        "outside the bounds, turn dropped by its geometric mean",
     )
-    mismatch_cap: float = Field(2.0, gt=1, description="largest such weight")
+    mismatch_bounds: tuple[float, float] = Field(
+        (0.0, 2.0), description="floor and cap of that weight"
+    )
     entropy_coef: float = Field(0.0, description="entropy bonus")
     mask_truncated: bool = Field(
         False, description="truncated episodes count in the baseline, not in the loss"
@@ -116,3 +164,31 @@ class AlgorithmConfig(BaseModel):
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(PRESETS)}"
             raise ValueError(f"unknown preset {name!r}; {hint}")
         return {**PRESETS[name], **given}
+
+    @model_validator(mode="after")
+    def _choices_agree(self) -> Self:
+        floor, cap = self.mismatch_bounds
+        length, buffer = self.length_tokens
+        wrong = {
+            "mismatch_bounds: the floor must be at least 0 and below the cap": not 0 <= floor < cap,
+            "length_tokens: L must be above 0, and c between 0 and L": not 0 <= buffer <= length
+            or not length,
+            "baseline steps has one reward for each turn: scale must be none or group, and "
+            "length_tokens without a buffer": self.baseline == "steps"
+            and (self.scale not in ("none", "group") or buffer > 0),
+            "scale others goes with baseline leave_one_out": self.scale == "others"
+            and self.baseline != "leave_one_out",
+            f"baseline {self.baseline} learns from constant groups too: set zero_variance keep": self.baseline
+            in ("batch", "none")
+            and self.zero_variance == "drop",
+            "kl_form k1_reward changes the rewards after they were divided: set scale none and "
+            "baseline group, leave_one_out or none": self.kl_coef > 0
+            and self.kl_form == "k1_reward"
+            and (self.scale != "none" or self.baseline in ("steps", "batch")),
+            "dual_clip goes with clip ratio": self.dual_clip is not None and self.clip != "ratio",
+            "clip sapo needs clip_low and clip_high (temperatures) above 0": self.clip == "sapo"
+            and not (self.clip_low > 0 and self.clip_high > 0),
+        }
+        if broken := [message for message, holds in wrong.items() if holds]:
+            raise ValueError("; ".join(broken))
+        return self
