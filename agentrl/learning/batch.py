@@ -69,7 +69,9 @@ class Batch:
         columns, picked = self.columns(rows), torch.tensor(list(rows), dtype=torch.int64)
         return Batch(
             **{
-                f.name: getattr(self, f.name)[picked if f.name in ("lengths", "groups") else columns]
+                f.name: getattr(self, f.name)[
+                    picked if f.name in ("lengths", "groups") else columns
+                ]
                 for f in fields(self)
             }
         )

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from math import ceil, cos, isfinite, nan, pi
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,6 +86,23 @@ class PolicyLearner:
                 self.model, ids, lengths, wanted, temperature=temperature
             ).logprobs.tolist()
 
+    def state(self) -> dict[str, Any]:
+        """Everything but the weights that the next step depends on."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "cpu_rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state_all(),
+        }
+
+    def load_state(self, state: Mapping[str, Any], *, version: int) -> None:
+        """Go on from what `state` gave."""
+        self.optimizer.load_state_dict(dict(state["optimizer"]))
+        self.schedule.load_state_dict(dict(state["schedule"]))
+        torch.set_rng_state(state["cpu_rng"])
+        torch.cuda.set_rng_state_all(state["cuda_rng"])
+        self.version = version
+
     def _proximal(self, batch: Batch) -> Tensor:
         """The ratio's denominator, fp32 [T]; NaN where it is the policy's own, just computed."""
         if self._algorithm.proximal == "behavior":
@@ -152,9 +170,7 @@ class PolicyLearner:
         )
         return weights
 
-    def _scores(
-        self, part: Batch, proximal: Tensor, reference: Tensor, weights: Tensor
-    ) -> Scores:
+    def _scores(self, part: Batch, proximal: Tensor, reference: Tensor, weights: Tensor) -> Scores:
         policy, mask = self._forward(self.model, part), part.action_mask
         device, own = policy.logprobs.device, policy.logprobs.detach()
         proximal = proximal.to(device)

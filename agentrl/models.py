@@ -1,0 +1,104 @@
+"""The policy's model and tokenizer: a folder, a hub name, or the built-in tiny transformer."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
+
+from agentrl.config import ModelSection
+from agentrl.errors import ConfigError
+
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+TAGS = ("python", "search", "tool_call", "think", "answer")
+TINY_TEMPLATE = (
+    # The tiny policy learns its tools from traces: their schemas would be most of its context.
+    "{% if tools %}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each byte (any text round-trips), one for each role mark and tool tag."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>"
+    )
+    tags = [form for tag in TAGS for form in (f"<{tag}>", f"</{tag}>")]
+    fast.add_special_tokens({"additional_special_tokens": [*ROLES, *tags]})
+    fast.chat_template = TINY_TEMPLATE
+    return fast
+
+
+def tiny_model(
+    tokenizer: PreTrainedTokenizerBase, *, layers: int, hidden: int, context_tokens: int, seed: int
+) -> PreTrainedModel:
+    """A small Llama with random weights drawn from `seed`."""
+    set_seed(seed)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=hidden,
+            intermediate_size=4 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=max(1, hidden // 32),
+            num_key_value_heads=max(1, hidden // 32),
+            max_position_embeddings=context_tokens,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def load_policy(
+    section: ModelSection, *, context_tokens: int, seed: int
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model that `section` names, on its device and in its dtype, and its tokenizer.
+
+    Raises ConfigError in one line when there is no such model.
+    """
+    device = _device(section.device)
+    dtype = getattr(torch, section.dtype)
+    if section.path == "tiny":
+        tokenizer = tiny_tokenizer()
+        model = tiny_model(
+            tokenizer,
+            layers=section.tiny_layers,
+            hidden=section.tiny_hidden,
+            context_tokens=context_tokens,
+            seed=seed,
+        )
+        return model.to(device=device, dtype=dtype), tokenizer
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(section.path)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(section.path, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        kind = "folder" if Path(section.path).exists() else "model"
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"model.path: no usable {kind} {section.path}: {reason}") from None
+    return loaded.to(device), tokenizer
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"model.device: {name!r} is no torch device; try cpu, cuda or auto") from None

@@ -1,0 +1,1 @@
+"""The built-in environments: plug-ins that import only `agentrl`."""
