@@ -5,7 +5,7 @@ source and advice for each.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -159,7 +159,7 @@ class AlgorithmConfig(BaseModel):
         if not isinstance(given, Mapping):
             return given
         name = given.get("preset", "default")
-        if name not in PRESETS:
+        if not isinstance(name, str) or name not in PRESETS:
             near = difflib.get_close_matches(str(name), PRESETS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(PRESETS)}"
             raise ValueError(f"unknown preset {name!r}; {hint}")
@@ -167,28 +167,30 @@ class AlgorithmConfig(BaseModel):
 
     @model_validator(mode="after")
     def _choices_agree(self) -> Self:
+        if broken := "; ".join(self._contradictions()):
+            raise ValueError(broken)
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
         floor, cap = self.mismatch_bounds
         length, buffer = self.length_tokens
-        wrong = {
-            "mismatch_bounds: the floor must be at least 0 and below the cap": not 0 <= floor < cap,
-            "length_tokens: L must be above 0, and c between 0 and L": not 0 <= buffer <= length
-            or not length,
-            "baseline steps has one reward for each turn: scale must be none or group, and "
-            "length_tokens without a buffer": self.baseline == "steps"
-            and (self.scale not in ("none", "group") or buffer > 0),
-            "scale others goes with baseline leave_one_out": self.scale == "others"
-            and self.baseline != "leave_one_out",
-            f"baseline {self.baseline} learns from constant groups too: set zero_variance keep": self.baseline
-            in ("batch", "none")
-            and self.zero_variance == "drop",
-            "kl_form k1_reward changes the rewards after they were divided: set scale none and "
-            "baseline group, leave_one_out or none": self.kl_coef > 0
-            and self.kl_form == "k1_reward"
-            and (self.scale != "none" or self.baseline in ("steps", "batch")),
-            "dual_clip goes with clip ratio": self.dual_clip is not None and self.clip != "ratio",
-            "clip sapo needs clip_low and clip_high (temperatures) above 0": self.clip == "sapo"
-            and not (self.clip_low > 0 and self.clip_high > 0),
-        }
-        if broken := [message for message, holds in wrong.items() if holds]:
-            raise ValueError("; ".join(broken))
-        return self
+        if not 0 <= floor < cap:
+            yield "mismatch_bounds: the floor must be at least 0 and below the cap"
+        if length < 1 or not 0 <= buffer <= length:
+            yield "length_tokens: L must be above 0, and c between 0 and L"
+        if self.baseline == "steps" and (self.scale not in ("none", "group") or buffer):
+            yield "baseline steps goes with scale none or group, and without overlong buffer"
+        if self.scale == "others" and self.baseline != "leave_one_out":
+            yield "scale others goes with baseline leave_one_out"
+        if self.baseline in ("batch", "none") and self.zero_variance == "drop":
+            yield f"baseline {self.baseline} learns from constant groups: set zero_variance keep"
+        if self.dual_clip is not None and self.clip != "ratio":
+            yield "dual_clip goes with clip ratio"
+        if self.clip == "sapo" and not (self.clip_low and self.clip_high):
+            yield "clip sapo needs temperatures clip_low and clip_high above 0"
+        linear = self.scale == "none" and self.baseline not in ("batch", "steps")
+        if self.kl_coef and self.kl_form == "k1_reward" and not linear:
+            yield (
+                "kl_form k1_reward changes rewards that were already divided: set scale none "
+                "and baseline group, leave_one_out or none"
+            )

@@ -5,13 +5,14 @@ Each public function is a verb of the command line; it owns its event loop.
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl import evaluate as evaluation
 from agentrl.config import RunConfig, dump_config
@@ -22,34 +23,29 @@ from agentrl.learning.checkpoint import (
     Progress,
     latest_checkpoint,
     load_checkpoint,
-    prune_checkpoints,
     save_checkpoint,
 )
 from agentrl.learning.learner import PolicyLearner
 from agentrl.learning.supervised import fit
 from agentrl.metrics import open_metrics
 from agentrl.models import load_policy
-from agentrl.plugins import find_environment, find_sandbox
+from agentrl.plugins import find_environment, find_sandbox, problems_of
 from agentrl.protocols import EnvironmentClass, Reporter, Split
 from agentrl.provenance import digest, write_provenance
-from agentrl.rendering import make_renderer
-from agentrl.rollout import Limits, Stage, run_group, run_script
+from agentrl.rendering import ChatTemplateRenderer, check_template, make_renderer
+from agentrl.rollout import Limits, Stage, run_script
 from agentrl.store import ParquetStore
 from agentrl.train import Pace, Run, problem_at
 from agentrl.train import train as run_loop
-from agentrl.types import Group, Problem, Sampling, Trajectory
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from agentrl.types import Group, Problem, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """A loaded model with its tokenizer, and where it came from."""
 
-    model: "PreTrainedModel"
-    tokenizer: "PreTrainedTokenizerBase"
-    source: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
 
 
 def train(config: RunConfig, *, reporter: Reporter, resume: bool = True) -> None:
@@ -57,7 +53,11 @@ def train(config: RunConfig, *, reporter: Reporter, resume: bool = True) -> None
 
     Writes the run directory. Raises ConfigError, PluginError and the TrainingErrors.
     """
-    asyncio.run(_train(config, reporter, resume))
+    found = latest_checkpoint(config.run.dir / "checkpoints")
+    if found and not resume:
+        raise ConfigError(f"{config.run.dir} already holds a run: resume it, or set another run.dir")
+    start = _starting_point(config, reporter)
+    asyncio.run(_train(config, start, found, reporter))
 
 
 def warm_start(config: RunConfig, *, reporter: Reporter, force: bool = False) -> Path:
@@ -103,18 +103,19 @@ def rollout(
     )
 
 
-async def _train(config: RunConfig, start: str, reporter: Reporter, resume: bool) -> None:
+async def _train(
+    config: RunConfig, start: str, found: Path | None, reporter: Reporter
+) -> None:
     environment = find_environment(config.environment.name)
-    folder, checkpoints = config.run.dir, config.run.dir / "checkpoints"
-    found = latest_checkpoint(checkpoints)
-    if found and not resume:
-        raise ConfigError(f"{folder} already holds a run: resume it, or set another run.dir")
-    policy = _load(config, start)
-    learner = _learner(config, policy)
+    problems = problems_of(environment, "train", config.environment.options)
+    folder = config.run.dir
+    policy = _load(config, str(found) if found else start)
+    learner = _learner(config, policy, start)
     progress = load_checkpoint(found, learner) if found else Progress(version=0, cursor=0)
+    if found:
+        reporter.note(f"resuming from {found}")
     async with _stage(config, environment, policy) as stage:
-        _write_run_files(config, policy, stage)
-        held_out = _problems(config, environment, "test", config.run.eval_problems)
+        facts = _record(config, policy, stage)
         with open_metrics(
             folder, from_step=progress.version, tracker=config.run.tracker
         ) as metrics:
@@ -122,13 +123,13 @@ async def _train(config: RunConfig, start: str, reporter: Reporter, resume: bool
                 Run(
                     stage=stage,
                     learner=learner,
-                    weights=InProcessWeightSync(stage.engine),
-                    store=ParquetStore(folder / "trajectories"),
-                    problems=_problems(config, environment, "train"),
+                    weights=InProcessWeightSync(stage.engine),  # type: ignore[arg-type]
+                    store=ParquetStore(folder / "trajectories", metadata=facts),
+                    problems=problems,
                     algorithm=config.algorithm,
                     pace=_pace(config),
                     checkpoint=_checkpointer(config, learner, policy),
-                    evaluate=lambda: _evaluate(config, stage, held_out, reporter),
+                    evaluate=lambda: _evaluate(config, stage, reporter),
                     metrics=metrics,
                     reporter=reporter,
                     cursor=progress.cursor,
@@ -148,7 +149,7 @@ async def _warm_start(config: RunConfig, folder: Path, reporter: Reporter) -> No
             f"{', '.join(sorted(environment.scripts))}"
         )
     async with _stage(config, environment, policy) as stage:
-        traces = await _traces(config, environment, stage, reporter)
+        traces = await _traces(config, stage, reporter)
     reporter.phase("warm start", section.steps)
     fit(
         policy.model,
@@ -159,15 +160,14 @@ async def _warm_start(config: RunConfig, folder: Path, reporter: Reporter) -> No
         seed=config.run.seed,
         report=lambda _: reporter.advance(),
     )
-    _save_policy(policy, folder)
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
 
 
-async def _traces(
-    config: RunConfig, environment: EnvironmentClass, stage: Stage, reporter: Reporter
-) -> list[Trajectory]:
+async def _traces(config: RunConfig, stage: Stage, reporter: Reporter) -> list[Trajectory]:
     """Episodes of scripted policies, in the set shares, on training problems."""
-    section, seed = config.warm_start, config.run.seed
-    problems = _problems(config, environment, "train")
+    section, seed, environment = config.warm_start, config.run.seed, stage.environment
+    problems = problems_of(environment, "train", config.environment.options)
     names, shares = list(section.scripts), list(section.scripts.values())
     chosen = Random(f"traces:{seed}").choices(names, shares, k=section.traces)
     gate = asyncio.Semaphore(config.rollout.concurrency)
@@ -200,7 +200,7 @@ async def _rollout(
     async with _stage(config, environment, policy) as stage:
         return await evaluation.run_groups(
             replace(stage, temperature=0.0) if greedy else stage,
-            _problems(config, environment, split, problems),
+            problems_of(environment, split, config.environment.options, problems),
             size=size,
             seed=config.run.seed,
             concurrency=config.rollout.concurrency,
@@ -209,11 +209,12 @@ async def _rollout(
 
 
 async def _evaluate(
-    config: RunConfig, stage: Stage, problems: Sequence[Problem], reporter: Reporter
+    config: RunConfig, stage: Stage, reporter: Reporter
 ) -> evaluation.Evaluation:
+    options, limit = config.environment.options, config.run.eval_problems
     groups = await evaluation.run_groups(
         stage,
-        problems,
+        problems_of(stage.environment, "test", options, limit),
         size=1,
         seed=config.run.seed,
         concurrency=config.rollout.concurrency,
@@ -227,7 +228,13 @@ async def _stage(
     config: RunConfig, environment: EnvironmentClass, policy: Policy
 ) -> AsyncIterator[Stage]:
     """The engine, renderer and sandboxes of a run, closed at the end."""
-    renderer = make_renderer(policy.tokenizer, tool_format=config.model.tool_format)
+    names = [tool.name for tool in environment(sandbox=None).tools]
+    renderer = make_renderer(
+        policy.tokenizer, tool_format_name=config.model.tool_format, tool_names=names
+    )
+    fatal = [finding.what for finding in check_template(renderer) if finding.level == "fatal"]
+    if fatal:
+        raise ConfigError(f"the chat template can't be used: {'; '.join(fatal)}")
     engine = TransformersEngine(
         copy.deepcopy(policy.model),
         max_concurrent=config.engine.max_concurrent,
@@ -272,7 +279,7 @@ def _load(config: RunConfig, source: str) -> Policy:
         context_tokens=config.engine.context_tokens,
         seed=config.run.seed,
     )
-    return Policy(model=model, tokenizer=tokenizer, source=source)
+    return Policy(model=model, tokenizer=tokenizer)
 
 
 def _learner(config: RunConfig, policy: Policy, start: str) -> PolicyLearner:
@@ -283,23 +290,42 @@ def _learner(config: RunConfig, policy: Policy, start: str) -> PolicyLearner:
         algorithm=config.algorithm,
         temperature=config.sampling.temperature,
         reference=reference,
+        total_steps=config.run.steps * config.learner.epochs * config.learner.minibatches,
     )
 
 
-def _problems(
-    config: RunConfig, environment: EnvironmentClass, split: Split, limit: int | None = None
-) -> Sequence[Problem]:
-    name = config.environment.name
-    found = tuple(islice(environment.problems(split, **config.environment.options), limit))
-    if not found:
-        raise ConfigError(f"environment {name} has no {split} problems with these options")
-    ids = {problem.task.id for problem in found}
-    if len(ids) < len(found):
-        raise ConfigError(
-            f"environment {name}: {len(found) - len(ids)} {split} problems repeat the id of "
-            "another; give each its own"
+def _checkpointer(
+    config: RunConfig, learner: PolicyLearner, policy: Policy
+) -> Callable[[int], None]:
+    def save(cursor: int) -> None:
+        save_checkpoint(
+            config.run.dir / "checkpoints",
+            learner,
+            Progress(version=learner.version, cursor=cursor),
+            keep=config.run.keep_checkpoints,
+            save_tokenizer=policy.tokenizer.save_pretrained,
         )
-    return found
+
+    return save
+
+
+def _record(config: RunConfig, policy: Policy, stage: Stage) -> dict[str, str]:
+    """Write what the run is made of; returns the hashes that its trajectories carry."""
+    folder = config.run.dir
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    renderer: Any = stage.renderer
+    vocabulary = sorted(policy.tokenizer.get_vocab().items())
+    facts = {
+        "tokenizer_sha256": digest(repr(vocabulary)),
+        "template_sha256": digest(renderer.template),
+    }
+    sandbox = {
+        "name": config.sandbox.name,
+        "isolation": stage.sandboxes.isolation if stage.sandboxes else "none",
+    }
+    write_provenance(folder, facts={**facts, "sandbox": sandbox})
+    return facts
 
 
 def _pace(config: RunConfig) -> Pace:

@@ -103,7 +103,7 @@ def overlong_penalty(action_tokens: int, length_tokens: tuple[int, int]) -> floa
 
 
 def has_signal(group: Group, algorithm: AlgorithmConfig) -> bool:
-    """Whether the group's members earned different rewards, or steps, as the baseline reads them."""
+    """Whether members earned different rewards (or step rewards, if those are the baseline's)."""
     if algorithm.baseline != "steps":
         return group.has_signal
     graded = (verdict for verdict in group.verdicts if verdict.reward is not None)

@@ -13,10 +13,22 @@ from torch import Tensor
 
 from agentrl.algorithms import AlgorithmConfig
 from agentrl.errors import RecordError
-from agentrl.learning.advantage import group_advantages
-from agentrl.types import Ending, Group, Trajectory, Verdict
+from agentrl.learning.advantage import has_signal, turn_advantages
+from agentrl.types import Ending, Group, Trajectory
 
 FORMAT = "agentrl.batch.1"
+_BY_ROW = ("lengths", "groups")
+_DTYPES = {
+    "input_ids": torch.int64,
+    "lengths": torch.int64,
+    "groups": torch.int64,
+    "action_mask": torch.bool,
+    "behavior_logprobs": torch.float32,
+    "advantages": torch.float32,
+    "versions": torch.int64,
+    "turns": torch.int64,
+    "ref_logprobs": torch.float32,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,10 +37,11 @@ class Batch:
 
     `input_ids` int64 [T], `lengths` int64 [B] (their sum is T), `groups` int64 [B] (the group of
     each row), `action_mask` bool [T] (tokens that are trained), `behavior_logprobs` fp32 [T] (nats;
-    NaN where there is none), `advantages` fp32 [T], `versions` int64 [T] (-1 at observations).
-    Whatever stands where the mask is False is never read.
+    NaN where there is none), `advantages` fp32 [T], `versions` and `turns` int64 [T] (-1 at
+    observations), `ref_logprobs` fp32 [T] if they are known already. Whatever stands where the
+    mask is False is never read.
 
-    Raises ValueError when the shapes don't agree or a row's first token is an action.
+    Raises ValueError when shapes or dtypes don't agree, a row is empty, or begins with an action.
     """
 
     input_ids: Tensor
@@ -38,13 +51,20 @@ class Batch:
     behavior_logprobs: Tensor
     advantages: Tensor
     versions: Tensor
+    turns: Tensor
+    ref_logprobs: Tensor | None = None
 
     def __post_init__(self) -> None:
-        tokens, rows = int(self.lengths.sum()), len(self.lengths)
-        for field in fields(self):
-            size = rows if field.name in ("lengths", "groups") else tokens
-            if tuple(getattr(self, field.name).shape) != (size,):
-                raise ValueError(f"batch field {field.name} must have shape ({size},)")
+        rows, tokens = self.lengths.numel(), int(self.lengths.sum())
+        for name, tensor in self._tensors():
+            size = rows if name in _BY_ROW else tokens
+            if tuple(tensor.shape) != (size,) or tensor.dtype is not _DTYPES[name]:
+                raise ValueError(
+                    f"batch field {name} is {tensor.dtype} {tuple(tensor.shape)}, "
+                    f"but must be {_DTYPES[name]} ({size},)"
+                )
+        if rows and int(self.lengths.min()) < 1:
+            raise ValueError("a row of a batch needs at least one token")
         if self.action_mask[self.starts].any():
             raise ValueError("a row can't begin with an action: it would have no context")
 
@@ -61,24 +81,19 @@ class Batch:
     def columns(self, rows: Sequence[int]) -> Tensor:
         """The columns of the given rows, in the given order, int64."""
         starts, lengths = self.starts.tolist(), self.lengths.tolist()
-        spans = (range(starts[r], starts[r] + lengths[r]) for r in rows)
-        return torch.tensor(list(chain.from_iterable(spans)), dtype=torch.int64)
+        spans = [torch.arange(starts[r], starts[r] + lengths[r]) for r in rows]
+        return torch.cat(spans) if spans else torch.zeros(0, dtype=torch.int64)
 
     def select(self, rows: Sequence[int]) -> "Batch":
         """The given rows, in the given order."""
         columns, picked = self.columns(rows), torch.tensor(list(rows), dtype=torch.int64)
         return Batch(
-            **{
-                f.name: getattr(self, f.name)[
-                    picked if f.name in ("lengths", "groups") else columns
-                ]
-                for f in fields(self)
-            }
+            **{name: t[picked if name in _BY_ROW else columns] for name, t in self._tensors()}
         )
 
     def save(self, path: Path) -> None:
         """Write as safetensors; `Batch.load` gives it back."""
-        tensors = {f.name: getattr(self, f.name).contiguous() for f in fields(self)}
+        tensors = {name: tensor.contiguous() for name, tensor in self._tensors()}
         save_file(tensors, path, metadata={"format": FORMAT})
 
     @classmethod
@@ -89,87 +104,123 @@ class Batch:
                 found = (file.metadata() or {}).get("format")
                 if found != FORMAT:
                     raise RecordError(f"{path} is no batch of this version ({FORMAT}): {found}")
-                return cls(**{f.name: file.get_tensor(f.name) for f in fields(cls)})
-        except (OSError, SafetensorError, ValueError) as error:
+                return cls(**{name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        except (OSError, SafetensorError, ValueError, TypeError) as error:
             if isinstance(error, RecordError):
                 raise
             raise RecordError(f"{path} is no batch: {' '.join(str(error).split())}") from None
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for field in fields(self):
+            tensor = getattr(self, field.name)
+            if tensor is not None:
+                yield field.name, tensor
 
 
 def collate(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Batch:
     """All graded trajectories of the groups as one batch, with their advantages.
 
-    Members with an invalid verdict are left out of baseline and rows. Raises ValueError naming
-    the trajectory and turn when logprobs are missing that the algorithm needs.
+    Members with an invalid verdict are left out of baseline and rows, and under the `drop` policy
+    so are groups without signal. Raises RecordError naming trajectory and turn when logprobs are
+    missing that the algorithm needs, or when step rewards are.
     """
-    graded = [_graded(group) for group in groups]
-    rewards = [[v.reward or 0.0 for _, v in members] for members in graded]
-    advantages = group_advantages(rewards, algorithm)
+    if algorithm.zero_variance == "drop":
+        groups = [group for group in groups if has_signal(group, algorithm)]
     rows = [
-        _row(trajectory, number, float(advantage), algorithm)
-        for number, (members, values) in enumerate(zip(graded, advantages, strict=True))
-        for (trajectory, _), advantage in zip(members, values, strict=True)
-        if trajectory.turns
+        _row(
+            trajectory,
+            number,
+            advantages,
+            trained=not (algorithm.mask_truncated and trajectory.ending is not Ending.ANSWERED),
+            scored=needs_behavior(algorithm),
+        )
+        for number, (group, members) in enumerate(
+            zip(groups, turn_advantages(groups, algorithm), strict=True)
+        )
+        for trajectory, advantages in zip(group.trajectories, members, strict=True)
+        if advantages  # None: invalid; empty: ended before the first action
     ]
     return _concatenate(rows)
 
 
 def supervised_batch(trajectories: Sequence[Trajectory]) -> Batch:
-    """Trajectories to be imitated: every action token has advantage 1, logprobs may be missing."""
-    imitate = AlgorithmConfig(mismatch="none")
-    return _concatenate([_row(t, i, 1.0, imitate) for i, t in enumerate(trajectories) if t.turns])
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    ids: Sequence[int]
-    group: int
-    mask: Sequence[bool]
-    logprobs: Sequence[float]
-    advantage: float
-    versions: Sequence[int]
-
-
-def _graded(group: Group) -> list[tuple[Trajectory, Verdict]]:
-    pairs = zip(group.trajectories, group.verdicts, strict=True)
-    return [(t, v) for t, v in pairs if v.reward is not None]
-
-
-def _row(trajectory: Trajectory, group: int, advantage: float, algorithm: AlgorithmConfig) -> _Row:
-    trained = not (algorithm.mask_truncated and trajectory.ending is not Ending.ANSWERED)
-    needed = algorithm.proximal == "behavior" or algorithm.mismatch != "none"
-    return _Row(
-        ids=trajectory.token_ids,
-        group=group,
-        mask=[m and trained for m in trajectory.action_mask],
-        logprobs=list(_logprobs(trajectory, needed=needed)),
-        advantage=advantage,
-        versions=[-1 if v is None else v for v in trajectory.versions],
+    """Trajectories to be imitated: every action has advantage 1, logprobs may be missing."""
+    return _concatenate(
+        [
+            _row(trajectory, number, (1.0,) * len(trajectory.turns), trained=True, scored=False)
+            for number, trajectory in enumerate(trajectories)
+            if trajectory.turns
+        ]
     )
+
+
+def needs_behavior(algorithm: AlgorithmConfig) -> bool:
+    """Whether the loss reads the engine's logprobs."""
+    return algorithm.proximal == "behavior" or algorithm.mismatch != "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    input_ids: Sequence[int]
+    group: int
+    action_mask: Sequence[bool]
+    behavior_logprobs: Sequence[float]
+    advantages: Sequence[float]
+    versions: Sequence[int]
+    turns: Sequence[int]
+
+
+def _row(
+    trajectory: Trajectory,
+    group: int,
+    advantages: Sequence[float],
+    *,
+    trained: bool,
+    scored: bool,
+) -> _Row:
+    turns = list(_turn_of_each_token(trajectory))
+    return _Row(
+        input_ids=trajectory.token_ids,
+        group=group,
+        action_mask=[trained and turn >= 0 for turn in turns],
+        behavior_logprobs=list(_logprobs(trajectory, needed=trained and scored)),
+        advantages=[advantages[turn] if turn >= 0 else 0.0 for turn in turns],
+        versions=[-1 if version is None else version for version in trajectory.versions],
+        turns=turns,
+    )
+
+
+def _turn_of_each_token(trajectory: Trajectory) -> Iterator[int]:
+    for number, turn in enumerate(trajectory.turns):
+        yield from [-1] * len(turn.observation.token_ids)
+        yield from [number] * len(turn.action.token_ids)
 
 
 def _logprobs(trajectory: Trajectory, *, needed: bool) -> Iterator[float]:
     """Missing ones are NaN, so that a use by mistake can't pass unseen."""
-    if needed:
-        yield from (nan if p is None else p for p in trajectory.behavior_logprobs)
-        return
-    for turn in trajectory.turns:
+    for number, turn in enumerate(trajectory.turns):
+        known = turn.action.logprobs
+        if known is None and needed:
+            raise RecordError(
+                f"trajectory {trajectory.id}: turn {number} has no logprobs; record them, or set "
+                "algorithm.proximal recompute and algorithm.mismatch none"
+            )
         yield from [nan] * len(turn.observation.token_ids)
-        yield from turn.action.logprobs or [nan] * len(turn.action.token_ids)
+        yield from known or [nan] * len(turn.action.token_ids)
 
 
 def _concatenate(rows: Sequence[_Row]) -> Batch:
-    def joined(name: str, dtype: torch.dtype) -> Tensor:
-        return torch.tensor(list(chain.from_iterable(getattr(r, name) for r in rows)), dtype=dtype)
+    def joined(name: str) -> Tensor:
+        values = chain.from_iterable(getattr(row, name) for row in rows)
+        return torch.tensor(list(values), dtype=_DTYPES[name])
 
-    lengths = torch.tensor([len(r.ids) for r in rows], dtype=torch.int64)
-    each = torch.tensor([r.advantage for r in rows], dtype=torch.float32)
     return Batch(
-        input_ids=joined("ids", torch.int64),
-        lengths=lengths,
-        groups=torch.tensor([r.group for r in rows], dtype=torch.int64),
-        action_mask=joined("mask", torch.bool),
-        behavior_logprobs=joined("logprobs", torch.float32),
-        advantages=torch.repeat_interleave(each, lengths),
-        versions=joined("versions", torch.int64),
+        input_ids=joined("input_ids"),
+        lengths=torch.tensor([len(row.input_ids) for row in rows], dtype=torch.int64),
+        groups=torch.tensor([row.group for row in rows], dtype=torch.int64),
+        action_mask=joined("action_mask"),
+        behavior_logprobs=joined("behavior_logprobs"),
+        advantages=joined("advantages"),
+        versions=joined("versions"),
+        turns=joined("turns"),
     )

@@ -1,11 +1,11 @@
 """One policy step from a batch: score, weigh, sum gradients over micro-batches, clip, step."""
 
-from collections import Counter
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from heapq import heappop, heappush
-from math import ceil, cos, isfinite, nan, pi
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from math import isfinite, nan
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,18 +13,58 @@ from transformers import PreTrainedModel
 
 from agentrl.algorithms import AlgorithmConfig
 from agentrl.config import LearnerSection
-from agentrl.errors import NonFiniteLoss
-from agentrl.learning.batch import Batch
-from agentrl.learning.loss import Scores, mismatch_statistics, policy_loss, token_weights
+from agentrl.errors import ConfigError, NonFiniteLoss, RecordError
+from agentrl.learning.advantage import centre
+from agentrl.learning.batch import Batch, needs_behavior
+from agentrl.learning.loss import (
+    Scores,
+    TokenLoss,
+    mismatch_statistics,
+    policy_loss,
+    token_weights,
+)
 from agentrl.learning.packing import TokenScores, pack, token_logprobs
+from agentrl.learning.plan import by_tokens, in_parts, lr_factor
+
+log = logging.getLogger(__name__)
+
+METRICS = (
+    "loss",
+    "entropy",
+    "kl_ref",
+    "mismatch_k3",
+    "mismatch_max",
+    "mismatch_mean",
+    "clip_share",
+    "ratio_mean",
+    "ratio_max",
+    "grad_norm",
+    "lr",
+    "action_tokens",
+    "advantage_mean",
+    "advantage_abs",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What is fixed before the first optimiser step of an update, fp32 [T]."""
+
+    proximal: Tensor
+    """The ratio's denominator; NaN: the policy's own logprobs, taken when they are computed."""
+    reference: Tensor | None
+    advantages: Tensor
 
 
 class PolicyLearner:
-    """A `Learner` for any causal LM of transformers.
+    """A `Learner` for any causal LM of transformers that reads packed rows.
 
-    It owns `model` from now on and trains it in place; `reference` is a frozen copy for the KL.
-    `total_steps` (optimiser steps in the run) shapes the cosine and linear schedules. Scores are
-    taken at `temperature`, that of the sampling distribution.
+    It owns `model` from now on and trains it in place; bfloat16 weights become float32 masters
+    with bfloat16 compute. `reference` is a frozen copy, held only when the algorithm has a KL.
+    `total_steps` (updates in the run) shapes the cosine and linear schedules. Scores are taken at
+    `temperature`, that of the sampling distribution.
+
+    Raises ConfigError when the model can't be packed, or a reference or `total_steps` is missing.
     """
 
     def __init__(
@@ -35,209 +75,255 @@ class PolicyLearner:
         algorithm: AlgorithmConfig,
         temperature: float = 1.0,
         reference: PreTrainedModel | None = None,
-        total_steps: int = 1,
+        total_steps: int | None = None,
     ) -> None:
+        if learner.schedule != "constant" and total_steps is None:
+            raise ConfigError(f"learner.schedule {learner.schedule} needs the number of updates")
         self.version = 0
-        self.model = pack(model).train()
-        self.reference = None if reference is None else pack(reference).eval().requires_grad_(False)
+        self._compute_dtype = model.dtype
+        self.model = pack(_with_master_weights(model)).train()
+        self.reference = None
+        if reference is not None and algorithm.kl_coef:
+            self.reference = pack(reference).eval().requires_grad_(False)
         if learner.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=learner.lr,
-            betas=learner.betas,
-            weight_decay=learner.weight_decay,
-        )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: lr_factor(step, learner, total_steps)
+            _decay_groups(self.model, learner.weight_decay), lr=learner.lr, betas=learner.betas
         )
         self._learner, self._algorithm, self._temperature = learner, algorithm, temperature
+        self._steps_per_update = learner.epochs * learner.minibatches
+        self._all_steps = total_steps and total_steps * self._steps_per_update
 
     def update(self, batch: Batch) -> Mapping[str, float]:
-        """Take one policy step: `epochs` x `minibatches` optimiser steps.
+        """Take one policy step: `epochs` x `minibatches` optimiser steps. Returns `METRICS`.
 
         A batch without a trained token changes nothing but the version. Raises NonFiniteLoss
-        before weights change.
+        before the weights change, RecordError when the batch lacks logprobs that are needed.
         """
         stats: list[Mapping[str, float]] = []
         if batch.action_mask.any():
-            proximal, reference = self._proximal(batch), self._reference(batch)
-            for _ in range(self._learner.epochs):
-                for rows in in_parts(batch.lengths.tolist(), self._learner.minibatches):
-                    part, columns = batch.select(rows), batch.columns(rows)
-                    if part.action_mask.any():
-                        known = (proximal[columns], reference[columns])
-                        stats.append(self._step(part, *known))
+            known = self._know(batch)
+            steps = (
+                rows
+                for _ in range(self._learner.epochs)
+                for rows in in_parts(batch.lengths.tolist(), self._learner.minibatches)
+            )
+            for number, rows in enumerate(steps):
+                self._set_lr(self.version * self._steps_per_update + number)
+                part = batch.select(rows)
+                if part.action_mask.any():
+                    stats.append(self._step(part, _at(known, batch.columns(rows))))
+        else:
+            log.warning("update %d: no token to train on; the weights stay", self.version)
         self.version += 1
-        return mean_of(stats)
+        return _summary(stats)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """The parameters by name, as they stand in the model."""
         for name, parameter in self.model.named_parameters():
             yield name, parameter.detach()
 
+    @torch.no_grad()
     def logprobs(self, token_ids: Sequence[int], temperature: float) -> Sequence[float]:
         """Entry t - 1 is the logprob of token t given the ids before it (nats)."""
-        wanted = torch.ones(len(token_ids), dtype=torch.bool)
-        wanted[0] = False
-        ids, lengths = torch.tensor(token_ids), torch.tensor([len(token_ids)])
-        with torch.no_grad():
-            return token_logprobs(
-                self.model, ids, lengths, wanted, temperature=temperature
-            ).logprobs.tolist()
+        wanted = torch.arange(len(token_ids)) > 0
+        ids, lengths = torch.tensor(token_ids, dtype=torch.int64), torch.tensor([len(token_ids)])
+        with self._autocast():
+            scores = token_logprobs(self.model, ids, lengths, wanted, temperature=temperature)
+        return scores.logprobs.tolist()
 
-    def state(self) -> dict[str, Any]:
-        """Everything but the weights that the next step depends on."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "cpu_rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state_all(),
-        }
+    def _know(self, batch: Batch) -> _Known:
+        algorithm, mask = self._algorithm, batch.action_mask
+        if needs_behavior(algorithm) and batch.behavior_logprobs[mask].isnan().any():
+            raise RecordError(
+                "the batch has trained tokens without the engine's logprobs; set "
+                "algorithm.proximal recompute and algorithm.mismatch none"
+            )
+        reference = self._reference(batch)
+        in_reward = reference is not None and algorithm.kl_form == "k1_reward"
+        if algorithm.proximal == "behavior":
+            proximal = batch.behavior_logprobs
+        elif self._steps_per_update == 1 and not in_reward:
+            proximal = torch.full_like(batch.behavior_logprobs, nan)
+        else:
+            proximal = self._score_all(self.model, batch)
+        advantages = batch.advantages
+        if reference is not None and in_reward:
+            advantages = advantages - self._kl_penalty(batch, proximal - reference)
+        return _Known(proximal=proximal, reference=reference, advantages=advantages)
 
-    def load_state(self, state: Mapping[str, Any], *, version: int) -> None:
-        """Go on from what `state` gave."""
-        self.optimizer.load_state_dict(dict(state["optimizer"]))
-        self.schedule.load_state_dict(dict(state["schedule"]))
-        torch.set_rng_state(state["cpu_rng"])
-        torch.cuda.set_rng_state_all(state["cuda_rng"])
-        self.version = version
-
-    def _proximal(self, batch: Batch) -> Tensor:
-        """The ratio's denominator, fp32 [T]; NaN where it is the policy's own, just computed."""
-        if self._algorithm.proximal == "behavior":
-            return batch.behavior_logprobs
-        if self._learner.epochs * self._learner.minibatches == 1:
-            return torch.full_like(batch.behavior_logprobs, nan)
-        return self._score_all(self.model, batch)
-
-    def _reference(self, batch: Batch) -> Tensor:
-        """The reference policy's logprobs, fp32 [T]; NaN without one."""
+    def _reference(self, batch: Batch) -> Tensor | None:
+        if not self._algorithm.kl_coef:
+            return None
+        if batch.ref_logprobs is not None:
+            return batch.ref_logprobs
         if self.reference is None:
-            return torch.full_like(batch.behavior_logprobs, nan)
+            raise ConfigError("algorithm.kl_coef is above 0 but there is no reference policy")
         return self._score_all(self.reference, batch)
+
+    def _kl_penalty(self, batch: Batch, distance_T: Tensor) -> Tensor:
+        """What the k1 KL of whole trajectories takes from their centred rewards, fp32 [T].
+
+        A KL in the reward goes through the baseline like the reward does; centring is linear, so
+        its part can be centred alone.
+        """
+        rows, mask = batch.rows, batch.action_mask
+        sums = torch.zeros(len(batch.lengths)).index_add(0, rows[mask], distance_T[mask])
+        trained = torch.bincount(rows[mask], minlength=len(batch.lengths)) > 0
+        penalty = torch.zeros_like(sums)
+        for group in batch.groups.unique():
+            members = (batch.groups == group) & trained
+            penalty[members] = torch.tensor(
+                centre(sums[members].tolist(), self._algorithm.baseline)
+            )
+        return self._algorithm.kl_coef * penalty[rows]
 
     @torch.no_grad()
     def _score_all(self, model: PreTrainedModel, batch: Batch) -> Tensor:
+        """Logprobs of the trained tokens, fp32 [T]; NaN elsewhere."""
         out = torch.full_like(batch.behavior_logprobs, nan)
         for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
             part, columns = batch.select(rows), batch.columns(rows)
-            out[columns[part.action_mask]] = self._forward(model, part).logprobs.cpu()
+            if part.action_mask.any():
+                out[columns[part.action_mask]] = self._forward(model, part).logprobs.cpu()
         return out
 
     def _forward(self, model: PreTrainedModel, part: Batch) -> TokenScores:
-        return token_logprobs(
-            model,
-            part.input_ids,
-            part.lengths,
-            part.action_mask,
-            temperature=self._temperature,
-        )
+        with self._autocast():
+            return token_logprobs(
+                model,
+                part.input_ids,
+                part.lengths,
+                part.action_mask,
+                temperature=self._temperature,
+                entropy_gradient=self._algorithm.entropy_coef != 0,
+            )
 
-    def _step(self, batch: Batch, proximal: Tensor, reference: Tensor) -> Mapping[str, float]:
+    def _step(self, batch: Batch, known: _Known) -> Mapping[str, float]:
         """One optimiser step: gradients of micro-batches add up, weights come from all of it."""
-        weights = self._weights(batch)
-        sums, differences, loss = Counter[str](), list[Tensor](), 0.0
+        weights = torch.zeros_like(batch.advantages)
+        mask = batch.action_mask
+        weights[mask] = token_weights(
+            batch.rows[mask], batch.groups[batch.rows[mask]], self._algorithm
+        )
+        done: list[tuple[Scores, TokenLoss]] = []
         for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
             part, columns = batch.select(rows), batch.columns(rows)
-            columns = columns[part.action_mask]
-            if not len(columns):
-                continue
-            scores = self._scores(part, proximal[columns], reference[columns], weights[columns])
-            part_loss, part_sums = policy_loss(scores, self._algorithm)
-            part_loss.backward()
-            loss += float(part_loss.detach())
-            sums.update({name: float(value) for name, value in part_sums.items()})
-            differences.append((scores.logprobs.detach() - scores.behavior).cpu())
-        grad_norm = self._apply(loss)
-        tokens = int(batch.action_mask.sum())
-        return {
-            "loss": loss,
-            **{name: value / tokens for name, value in sums.items()},
-            **mismatch_statistics(torch.cat(differences)),
-            "grad_norm": grad_norm,
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "trained_tokens": float(tokens),
-        }
+            if part.action_mask.any():
+                scores = self._scores(part, _at(known, columns), weights[columns])
+                token_loss = policy_loss(scores, self._algorithm)
+                token_loss.loss.backward()
+                done.append((_detached(scores), token_loss))
+        losses = torch.stack([token_loss.loss.detach() for _, token_loss in done])
+        loss = float(losses.sum())
+        return {**_statistics(done), "loss": loss, "grad_norm": self._apply(loss), "lr": self._lr}
 
-    def _weights(self, batch: Batch) -> Tensor:
-        """The weight of every column in this optimiser step, fp32 [T]; 0 where it isn't trained."""
-        weights = torch.zeros_like(batch.advantages)
-        weights[batch.action_mask] = token_weights(
-            batch.rows[batch.action_mask],
-            algorithm=self._algorithm,
-            trajectories=len(batch.lengths),
-        )
-        return weights
-
-    def _scores(self, part: Batch, proximal: Tensor, reference: Tensor, weights: Tensor) -> Scores:
+    def _scores(self, part: Batch, known: _Known, weights: Tensor) -> Scores:
         policy, mask = self._forward(self.model, part), part.action_mask
         device, own = policy.logprobs.device, policy.logprobs.detach()
-        proximal = proximal.to(device)
+        proximal = known.proximal[mask].to(device)
+        turns = (part.rows[mask] * (int(part.turns.max()) + 1) + part.turns[mask]).unique(
+            return_inverse=True
+        )[1]
+        reference = None if known.reference is None else known.reference[mask].to(device)
         return Scores(
             logprobs=policy.logprobs,
             entropy=policy.entropy,
             proximal=torch.where(proximal.isnan(), own, proximal),
             behavior=part.behavior_logprobs[mask].to(device),
-            reference=None if self.reference is None else reference.to(device),
-            advantages=part.advantages[mask].to(device),
+            reference=reference,
+            advantages=known.advantages[mask].to(device),
             rows=part.rows[mask].to(device),
-            weights=weights.to(device),
+            turns=turns.to(device),
+            weights=weights[mask].to(device),
         )
 
     def _apply(self, loss: float) -> float:
         """Clip and step, unless something is not finite; returns the norm before clipping."""
-        norm = float(
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._learner.max_grad_norm)
-        )
+        parameters = self.model.parameters()
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._learner.max_grad_norm))
         if not (isfinite(loss) and isfinite(norm)):
             self.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteLoss(
-                f"update {self.version}: loss {loss}, gradient norm {norm}; weights are as before. "
-                "Lower learner.lr, or look at the step's trajectories"
+                f"update {self.version}: loss {loss}, gradient norm {norm}; the weights are as "
+                "before this optimiser step. Lower learner.lr, or look at the step's trajectories"
             )
         # AdamW moves weights by momentum and decay even without a gradient.
         if norm > 0:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.schedule.step()
         return norm
 
+    @property
+    def _lr(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
 
-def lr_factor(step: int, learner: LearnerSection, total_steps: int) -> float:
-    """The share of the peak learning rate at an optimiser step: warm-up, then the schedule."""
-    if step < learner.warmup_steps:
-        return (step + 1) / learner.warmup_steps
-    if learner.schedule == "constant":
-        return 1.0
-    left = max(1, total_steps - learner.warmup_steps)
-    done = min(1.0, (step - learner.warmup_steps) / left)
-    return 1 - done if learner.schedule == "linear" else (1 + cos(pi * done)) / 2
+    def _set_lr(self, step: int) -> None:
+        """The schedule is a function of the step alone, so a resumed run needs no state for it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learner.lr * lr_factor(step, self._learner, self._all_steps)
 
-
-def in_parts(lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """Rows dealt into `parts` of near-equal token counts; every row once."""
-    bins: list[list[int]] = [[] for _ in range(min(parts, len(lengths)))]
-    heap = [(0, i) for i in range(len(bins))]
-    for row in sorted(range(len(lengths)), key=lambda r: -lengths[r]):
-        filled, i = heappop(heap)
-        bins[i].append(row)
-        heappush(heap, (filled + lengths[row], i))
-    return bins
+    def _autocast(self) -> AbstractContextManager[None]:
+        if self._compute_dtype is torch.float32:
+            return nullcontext()
+        return torch.autocast(self.model.device.type, self._compute_dtype)
 
 
-def by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Rows dealt into as many parts as the token budget asks for (a longer row is a part)."""
-    parts = max(1, ceil(sum(lengths) / budget))
-    while True:
-        dealt = in_parts(lengths, parts)
-        fits = all(sum(lengths[r] for r in rows) <= budget or len(rows) == 1 for rows in dealt)
-        if fits or parts >= len(lengths):
-            return dealt
-        parts += 1
+def _with_master_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Small steps vanish in 8 bits of mantissa, so the weights themselves are kept in float32."""
+    if model.dtype is torch.float16:
+        raise ConfigError("float16 gradients underflow: train with float32 or bfloat16")
+    return model.float()
 
 
-def mean_of(stats: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-    """The mean of each statistic over optimiser steps."""
-    names = dict.fromkeys(name for row in stats for name in row)
-    return {name: fmean(row[name] for row in stats) for name in names}
+def _decay_groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, object]]:
+    """Matrices decay; biases and norms don't."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def _at(known: _Known, columns: Tensor) -> _Known:
+    reference = None if known.reference is None else known.reference[columns]
+    return _Known(
+        proximal=known.proximal[columns],
+        reference=reference,
+        advantages=known.advantages[columns],
+    )
+
+
+def _detached(scores: Scores) -> Scores:
+    return replace(scores, logprobs=scores.logprobs.detach(), entropy=scores.entropy.detach())
+
+
+def _statistics(done: Sequence[tuple[Scores, TokenLoss]]) -> Mapping[str, float]:
+    """Means and extremes over the trained tokens of an optimiser step."""
+
+    def joined(values: Iterator[Tensor]) -> Tensor:
+        return torch.cat(list(values)).double().cpu()
+
+    ratio = joined(token_loss.ratio for _, token_loss in done)
+    advantages = joined(scores.advantages for scores, _ in done)
+    return {
+        **mismatch_statistics(joined(token_loss.mismatch for _, token_loss in done)),
+        "entropy": float(joined(scores.entropy for scores, _ in done).mean()),
+        "kl_ref": float(joined(token_loss.kl for _, token_loss in done).mean()),
+        "clip_share": float(joined(token_loss.clipped for _, token_loss in done).mean()),
+        "ratio_mean": float(ratio.mean()),
+        "ratio_max": float(ratio.max()),
+        "advantage_mean": float(advantages.mean()),
+        "advantage_abs": float(advantages.abs().mean()),
+        "action_tokens": float(len(ratio)),
+    }
+
+
+def _summary(stats: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """Each metric over the optimiser steps: mean, or maximum of maxima; 0 if there was none."""
+    if not stats:
+        return dict.fromkeys(METRICS, 0.0)
+    return {
+        name: (max if name.endswith("_max") else fmean)(row[name] for row in stats)
+        for name in METRICS
+    }

@@ -21,8 +21,9 @@ class Scores:
     """What is known of each trained token.
 
     `logprobs` and `entropy` carry gradients; `proximal` (the ratio's denominator), `behavior` (the
-    engine's, NaN if missing), `reference` (None without a KL) and `advantages` don't. `rows` int64
-    says which trajectory a token belongs to (0 … R - 1), `weights` what it counts.
+    engine's, NaN if missing), `reference` (None without a KL) and `advantages` don't. `rows` and
+    `turns` int64 number the trajectory and the turn that a token belongs to, `weights` is what it
+    counts.
     """
 
     logprobs: Tensor
@@ -32,110 +33,182 @@ class Scores:
     reference: Tensor | None
     advantages: Tensor
     rows: Tensor
+    turns: Tensor
     weights: Tensor
 
 
-def token_weights(rows: Tensor, *, algorithm: AlgorithmConfig, trajectories: int) -> Tensor:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLoss:
+    """The weighted loss (a scalar to minimise), and what is worth knowing of each token, detached.
+
+    `clipped` is 1 where the clip stopped or cut a gradient, `kl` the estimate of the reference KL,
+    `mismatch` log learner - log engine.
+    """
+
+    loss: Tensor
+    ratio: Tensor
+    clipped: Tensor
+    kl: Tensor
+    mismatch: Tensor
+
+
+def token_weights(rows: Tensor, groups: Tensor, algorithm: AlgorithmConfig) -> Tensor:
     """The weight of each trained token in the loss, from the counts of the whole batch.
 
-    `rows` int64 [N] is each token's trajectory. `token_mean` (2503.14476): 1 / N; `sequence_mean`
-    (2402.03300): 1 / (R * length); `constant` (2503.20783): 1 / (R * constant_tokens);
-    `sequence_sum` (2402.14740): 1 / R, where R counts the trajectories with a trained token.
+    `rows` and `groups` int64 [N] are each token's trajectory and group; R counts the trajectories
+    that have a trained token, P such groups. `token_mean` (2503.14476): 1 / N; `sequence_mean`
+    (2402.03300): 1 / (R * length); `prompt_mean` (2510.13786): 1 / (P * tokens of the group);
+    `constant` (2503.20783): 1 / (R * L); `sequence_sum` (2402.14740): 1 / R.
     """
+    ones = torch.ones(len(rows), dtype=torch.float32, device=rows.device)
     if not len(rows):
-        return torch.zeros(0)
-    lengths = torch.bincount(rows, minlength=trajectories)
-    present = float((lengths > 0).sum())
+        return ones
+    lengths = _sizes(rows)
     match algorithm.aggregation:
         case "token_mean":
-            return torch.full((len(rows),), 1.0 / len(rows))
+            return ones / len(rows)
         case "sequence_mean":
-            return 1.0 / (present * lengths[rows].float())
+            return ones / (lengths.count_nonzero() * lengths[rows])
+        case "prompt_mean":
+            sizes = _sizes(groups)
+            return ones / (sizes.count_nonzero() * sizes[groups])
         case "constant":
-            return torch.full((len(rows),), 1.0 / (present * algorithm.constant_tokens))
+            return ones / (lengths.count_nonzero() * algorithm.length_tokens[0])
         case "sequence_sum":
-            return torch.full((len(rows),), 1.0 / present)
+            return ones / lengths.count_nonzero()
 
 
-def policy_loss(scores: Scores, algorithm: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted loss (a scalar to minimise), and detached sums for metrics.
-
-    The sums are weighted by nothing: divide by the number of tokens for a mean.
-    """
+def policy_loss(scores: Scores, algorithm: AlgorithmConfig) -> TokenLoss:
+    """The weighted sum of token losses: clipped objective, mismatch weight, KL, entropy."""
     log_ratio = scores.logprobs - scores.proximal
-    if algorithm.ratio == "sequence":
-        log_ratio = row_mean(log_ratio, scores.rows)[scores.rows]
-    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    surrogate, clipped = clipped_objective(ratio, scores.logprobs, scores.advantages, algorithm)
-    trusted = mismatch_weight(scores.proximal - scores.behavior, algorithm)
-    per_token = -surrogate * trusted
+    ratio = bounded_exp(level_of(log_ratio, scores, algorithm.ratio))
+    objective, clipped = clipped_objective(ratio, scores, algorithm)
+    mismatch = scores.proximal - scores.behavior
+    per_token = -objective * mismatch_weight(mismatch, scores, algorithm)
     kl = torch.zeros_like(per_token)
-    if scores.reference is not None:
-        kl = kl_estimate(scores.logprobs - scores.reference, algorithm.kl_estimator)
+    if scores.reference is not None and algorithm.kl_form != "k1_reward":
+        distance = scores.logprobs - scores.reference
+        kl = kl_estimate(distance, algorithm.kl_form)
+        if algorithm.kl_form == "k3_corrected":
+            # Always the token's own ratio, whatever the level of the policy's.
+            kl = kl * bounded_exp(log_ratio)
         per_token = per_token + algorithm.kl_coef * kl
     if algorithm.entropy_coef:
         per_token = per_token - algorithm.entropy_coef * scores.entropy
-    sums = {
-        "entropy": scores.entropy.detach().sum(),
-        "kl_ref": kl.detach().sum(),
-        "clip_share": clipped.sum(),
-        "ratio_mean": ratio.detach().sum(),
-    }
-    return (per_token * scores.weights).sum(), sums
+    return TokenLoss(
+        loss=(per_token * scores.weights).sum(),
+        ratio=ratio.detach(),
+        clipped=clipped.float(),
+        kl=kl.detach(),
+        mismatch=(scores.logprobs.detach() if algorithm.proximal == "behavior" else scores.proximal)
+        - scores.behavior,
+    )
+
+
+def level_of(log_ratio: Tensor, scores: Scores, level: str) -> Tensor:
+    """The log importance ratio at a level: of the token, or the mean over turn or sequence.
+
+    `sequence` is 2507.18071 equation 7; `sequence_token` equation 14: the sequence's value, the
+    token's own gradient. `turn` is the same mean over one action.
+    """
+    if level == "token":
+        return log_ratio
+    if level == "turn":
+        return segment_mean(log_ratio, scores.turns)[scores.turns]
+    mean = segment_mean(log_ratio, scores.rows)[scores.rows]
+    return mean if level == "sequence" else mean.detach() + log_ratio - log_ratio.detach()
 
 
 def clipped_objective(
-    ratio: Tensor, logprobs: Tensor, advantages: Tensor, algorithm: AlgorithmConfig
+    ratio: Tensor, scores: Scores, algorithm: AlgorithmConfig
 ) -> tuple[Tensor, Tensor]:
-    """The objective of each token (to maximise), and 1.0 where the clip stopped its gradient."""
-    low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
-    if algorithm.clip == "none":
-        return ratio * advantages, torch.zeros_like(advantages)
-    if algorithm.clip == "cispo":
-        capped = ratio.detach().clamp(max=high)
-        return capped * advantages * logprobs, (ratio.detach() > high).float()
-    free, bounded = ratio * advantages, ratio.clamp(low, high) * advantages
-    objective = torch.minimum(free, bounded)
-    clipped = bounded < free
-    if algorithm.dual_clip is not None:
-        floor = algorithm.dual_clip * advantages
-        clipped = clipped | ((advantages < 0) & (floor > objective))
-        objective = torch.where(advantages < 0, torch.maximum(objective, floor), objective)
-    return objective, clipped.float()
+    """The objective of each token (to maximise), and where the clip stopped or cut its gradient.
+
+    `ratio`: min(r A, clip(r) A), 1707.06347 equation 7; with `dual_clip` c at least c A where A < 0
+    (1912.09729 equation 5). `cispo`: sg(clip(r)) A log p (2506.13585). `sapo`: 4/t sigmoid(t (r -
+    1)) A. `difference`: r A unless the probability already moved too far in the direction of A.
+    """
+    advantages = scores.advantages
+    low, high = algorithm.clip_low, algorithm.clip_high
+    match algorithm.clip:
+        case "none":
+            return ratio * advantages, torch.zeros_like(advantages, dtype=torch.bool)
+        case "cispo":
+            weight = ratio.detach()
+            cut = weight.clamp(1 - low, 1 + high)
+            return cut * advantages * scores.logprobs, cut != weight
+        case "sapo":
+            heat = torch.where(advantages > 0, high, low)
+            gate = 4 / heat * torch.sigmoid(heat * (ratio - 1))
+            return gate * advantages, torch.zeros_like(advantages, dtype=torch.bool)
+        case "difference":
+            moved = (scores.logprobs.exp() - scores.proximal.exp()).detach()
+            stop = ((advantages > 0) & (moved > high)) | ((advantages < 0) & (moved < -low))
+            return torch.where(stop, 0.0, ratio * advantages), stop
+        case "ratio":
+            free, held = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
+            objective, stop = torch.minimum(free, held), held < free
+            if algorithm.dual_clip is not None:
+                floor = algorithm.dual_clip * advantages
+                beyond = (advantages < 0) & (floor > objective)
+                objective, stop = torch.where(beyond, floor, objective), stop | beyond
+            return objective, stop
 
 
-def mismatch_weight(log_difference: Tensor, algorithm: AlgorithmConfig) -> Tensor:
-    """How much a token that the engine sampled counts for the learner: exp(learner - engine).
+def mismatch_weight(log_difference: Tensor, scores: Scores, algorithm: AlgorithmConfig) -> Tensor:
+    """How much a token that the engine sampled counts for the learner; no gradient flows.
 
-    `truncate` cuts the weight at the cap (truncated importance sampling), `mask` drops the token.
+    With d = log learner - log engine: `truncate` min(exp d, cap) (2508.09128); `mask` exp d inside
+    the bounds, else 0; `sequence_mask` the same of the product over the trajectory;
+    `geometric_mask` 1 if the geometric mean over the turn is inside the bounds, else 0.
     """
     if algorithm.mismatch == "none":
         return torch.ones_like(log_difference)
-    weight = log_difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    cap = algorithm.mismatch_cap
+    floor, cap = algorithm.mismatch_bounds
+    match algorithm.mismatch:
+        case "sequence_mask":
+            log_difference = _segment_sum(log_difference, scores.rows)[scores.rows]
+        case "geometric_mask":
+            log_difference = segment_mean(log_difference, scores.turns)[scores.turns]
+        case _:
+            pass
+    weight = bounded_exp(log_difference.detach())
     if algorithm.mismatch == "truncate":
         return weight.clamp(max=cap)
-    return torch.where(weight <= cap, weight, 0.0)
+    kept = torch.ones_like(weight) if algorithm.mismatch == "geometric_mask" else weight
+    return torch.where((weight >= floor) & (weight <= cap), kept, 0.0)
 
 
-def kl_estimate(log_difference: Tensor, estimator: str) -> Tensor:
+def kl_estimate(log_difference: Tensor, form: str) -> Tensor:
     """KL(policy || reference) of a sampled token from d = log policy - log reference.
 
-    k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1 (never negative).
+    k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1 (never negative; 2402.03300 equation 4).
     """
-    if estimator == "k1":
+    if form == "k1":
         return log_difference
-    if estimator == "k2":
+    if form == "k2":
         return log_difference.square() / 2
     bounded = log_difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return (torch.expm1(-bounded) + bounded).clamp(min=0.0)
 
 
-def row_mean(values: Tensor, rows: Tensor) -> Tensor:
-    """The mean over each row's tokens, fp32 [R]; 0 for a row without tokens."""
-    size = int(rows.max()) + 1 if len(rows) else 0
-    sums = values.new_zeros(size).index_add(0, rows, values)
-    return sums / torch.bincount(rows, minlength=size).clamp(min=1)
+def entropy_of(logprobs: Tensor) -> Tensor:
+    """The entropy (nats) of log-probabilities over the last dimension; p = 0 adds exactly 0.
+
+    The -inf of an impossible token is replaced before the product: 0 * -inf has no gradient.
+    """
+    possible = logprobs.masked_fill(logprobs == -torch.inf, 0.0)
+    return -(logprobs.exp() * possible).sum(-1)
+
+
+def segment_mean(values: Tensor, segments: Tensor) -> Tensor:
+    """The mean over the tokens of each segment, fp32 [S]."""
+    return _segment_sum(values, segments) / _sizes(segments).clamp(min=1)
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """exp without overflow."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def mismatch_statistics(log_difference: Tensor) -> dict[str, float]:
@@ -153,3 +226,11 @@ def mismatch_statistics(log_difference: Tensor) -> dict[str, float]:
         "mismatch_mean": float(known.abs().mean()),
         "mismatch_max": float(known.abs().max()),
     }
+
+
+def _segment_sum(values: Tensor, segments: Tensor) -> Tensor:
+    return values.new_zeros(len(_sizes(segments))).index_add(0, segments, values)
+
+
+def _sizes(segments: Tensor) -> Tensor:
+    return torch.bincount(segments)

@@ -13,8 +13,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from agentrl.errors import ConfigError
+from agentrl.learning.loss import entropy_of
 
 ATTENTION = "agentrl_packed"
+_HEAD_TOKENS = 1024
+_SCALED_LOGITS = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale")
+_PROBE_LENGTHS = (5, 3)
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
 
 
 class TokenScores(NamedTuple):
@@ -31,13 +36,12 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     *,
     cu_seq_lens_q: Tensor,
     max_length_q: int,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each row of a packed batch.
+    """Causal attention within each row of a packed batch, without dropout.
 
     query, key and value are [1, H, T, D]. Rows are padded on the right for this operation alone;
     causality keeps padding out of every real position, so no mask is needed.
@@ -57,27 +61,37 @@ def packed_attention(
         unpack(value),
         is_causal=True,
         scale=scaling,
-        dropout_p=dropout,
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return out.transpose(1, 2)[row_T, column_T][None], None
 
 
-def pack(model: PreTrainedModel) -> PreTrainedModel:
-    """Let a model read packed rows. Raises ConfigError for attention that isn't full and causal."""
-    config = model.config.get_text_config()
-    windowed = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if windowed or (getattr(config, "sliding_window", None) and not hasattr(config, "layer_types")):
-        raise ConfigError(
-            f"{type(model).__name__} has {', '.join(sorted(windowed)) or 'sliding windows'}: only "
-            "full causal attention can be packed"
-        )
-    model.set_attn_implementation(ATTENTION)
-    return model
-
-
 AttentionInterface.register(ATTENTION, packed_attention)
 AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
+
+
+def pack(model: PreTrainedModel) -> PreTrainedModel:
+    """Let a model read packed rows, in place, and prove it on a few tokens.
+
+    Dropout is switched off: with it the importance ratio would be noise. Raises ConfigError for
+    a model whose packed logprobs would differ from its own: windowed or linear attention, scaled
+    logits, anything else that makes the proof fail.
+    """
+    if model.config._attn_implementation == ATTENTION:  # pyright: ignore[reportPrivateUsage]
+        return model
+    _refuse_what_cannot_be_packed(model)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    was_training = model.training
+    gap = _packing_gap(model.eval())
+    model.train(was_training)
+    if not gap <= _TOLERANCE[model.dtype]:
+        raise ConfigError(
+            f"{type(model).__name__} can't be trained on packed rows: its logprobs differ by "
+            f"{gap:.3g} nats from those of a plain forward; use another model"
+        )
+    return model
 
 
 def token_logprobs(
@@ -87,20 +101,19 @@ def token_logprobs(
     wanted_T: Tensor,
     *,
     temperature: float,
-    chunk_tokens: int = 4096,
+    entropy_gradient: bool = False,
 ) -> TokenScores:
     """Log-probabilities of the tokens marked in `wanted_T`, each given its own row's past.
 
     `input_ids_T` holds rows of `lengths_B` ids end to end; a row's first token can't be wanted.
     Scores are fp32, in the order of the marked columns, under softmax(logits / temperature).
-    The head runs on the wanted tokens only, `chunk_tokens` at a time.
+    The head runs on the wanted tokens only, some at a time, and again in the backward pass.
     """
     input_ids_T, lengths_B, wanted_T = (
         x.to(model.device) for x in (input_ids_T, lengths_B, wanted_T)
     )
-    ends = lengths_B.cumsum(0)
-    starts = F.pad(ends, (1, 0))
-    positions = torch.arange(len(input_ids_T), device=input_ids_T.device)
+    starts = F.pad(lengths_B.cumsum(0), (1, 0))
+    positions = torch.arange(len(input_ids_T), device=model.device)
     positions = positions - torch.repeat_interleave(starts[:-1], lengths_B)
     hidden = model.get_decoder()(
         input_ids=input_ids_T[None],
@@ -110,16 +123,64 @@ def token_logprobs(
         max_length_q=int(lengths_B.max()),
     ).last_hidden_state[0]
     columns = wanted_T.nonzero()[:, 0]
-    head = model.get_output_embeddings()
+    head: nn.Module = model.get_output_embeddings()  # pyright: ignore[reportAssignmentType]
     before, targets = hidden[columns - 1], input_ids_T[columns]
     scored = [
-        checkpoint(_score, head, some, ids, temperature, use_reentrant=False)
-        for some, ids in zip(before.split(chunk_tokens), targets.split(chunk_tokens), strict=True)
+        _score_again(head, some, ids, temperature, entropy_gradient)
+        for some, ids in zip(before.split(_HEAD_TOKENS), targets.split(_HEAD_TOKENS), strict=True)
     ]
     return TokenScores(*(torch.cat(parts) for parts in zip(*scored, strict=True)))
 
 
-def _score(head: nn.Module, hidden: Tensor, ids: Tensor, temperature: float) -> TokenScores:
+def _score_again(
+    head: nn.Module, hidden: Tensor, ids: Tensor, temperature: float, entropy_gradient: bool
+) -> TokenScores:
+    """Logits are the largest tensor of all, so only their recipe is kept for the backward pass."""
+    return checkpoint(_score, head, hidden, ids, temperature, entropy_gradient, use_reentrant=False)  # pyright: ignore[reportReturnType]
+
+
+def _score(
+    head: nn.Module, hidden: Tensor, ids: Tensor, temperature: float, entropy_gradient: bool
+) -> TokenScores:
     logprobs = F.log_softmax(head(hidden).float() / temperature, dim=-1)
-    entropy = -torch.where(logprobs > -torch.inf, logprobs.exp() * logprobs, 0.0).sum(-1)
+    entropy = entropy_of(logprobs if entropy_gradient else logprobs.detach())
     return TokenScores(logprobs.gather(-1, ids[:, None])[:, 0], entropy)
+
+
+@torch.no_grad()
+def _packing_gap(model: PreTrainedModel) -> float:
+    """Switch to packed attention; the largest change that makes to the logprobs of two rows."""
+    rows = torch.arange(sum(_PROBE_LENGTHS), device=model.device).split(list(_PROBE_LENGTHS))
+    plain = torch.cat([_plain_logprobs(model, row) for row in rows])
+    model.set_attn_implementation(ATTENTION)
+    wanted = torch.cat([torch.arange(len(row)) > 0 for row in rows])
+    ids, lengths = torch.cat(rows), torch.tensor(_PROBE_LENGTHS)
+    try:
+        packed = token_logprobs(model, ids, lengths, wanted, temperature=1.0).logprobs
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise ConfigError(
+            f"{type(model).__name__} can't read packed rows "
+            f"({' '.join(str(error).split())[:120]}); "
+            "use another model"
+        ) from None
+    return float((packed - plain).abs().max())
+
+
+def _plain_logprobs(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """The model's own word on a row's tokens after the first."""
+    logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
+    return F.log_softmax(logits, dim=-1).gather(-1, ids[1:, None])[:, 0]
+
+
+def _refuse_what_cannot_be_packed(model: PreTrainedModel) -> None:
+    config, name = model.config.get_text_config(), type(model).__name__
+    kinds = set(getattr(config, "layer_types", None) or ())
+    windowed = bool(getattr(config, "sliding_window", None)) and not kinds
+    if kinds - {"full_attention"} or windowed:
+        what = ", ".join(sorted(kinds - {"full_attention"})) or "sliding_window"
+        raise ConfigError(f"{name} has {what}: only full causal attention can be packed")
+    for option in _SCALED_LOGITS:
+        if getattr(config, option, None) not in (None, 1.0):
+            raise ConfigError(f"{name} sets {option}, which packed rows would leave out")
+    if model.dtype not in _TOLERANCE:
+        raise ConfigError(f"{name} has weights of {model.dtype}; use float32 or bfloat16")

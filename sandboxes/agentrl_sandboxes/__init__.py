@@ -1,0 +1,1 @@
+"""Sandbox backends: plug-ins that import only `agentrl`."""

@@ -1,0 +1,252 @@
+"""PID 1 of a sandbox: runs commands and moves files on request. Standard library alone.
+
+It is given as source to `python3 -c` and spoken to over its own stdin and stdout: 4 bytes of length
+(big endian), then a JSON object; bytes travel as base64. It ends when its stdin does. Commands get
+pipes of their own, so nothing they write can look like an answer, and as PID 1 it can't be killed
+from inside. When a command ends, every process of the sandbox ends with it.
+"""
+
+import base64
+import ctypes
+import errno
+import json
+import os
+import resource
+import selectors
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import time
+
+PR_SET_DUMPABLE = 4
+PR_SET_NO_NEW_PRIVS = 38
+
+
+def main():
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_DUMPABLE, 0)  # nobody of the same uid may trace it or read its memory
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    operations = {"exec": run, "read": read_file, "write": write_file, "ping": lambda _: {}}
+    while True:
+        head = read_exactly(4)
+        if head is None:
+            return
+        request = json.loads(read_exactly(struct.unpack(">I", head)[0]))
+        try:
+            answer = operations[request["op"]](request)
+        except OSError as error:
+            answer = {"error": error.strerror or str(error), "errno": error.errno}
+        payload = json.dumps(answer).encode()
+        write_all(struct.pack(">I", len(payload)) + payload)
+
+
+def read_exactly(size):
+    data = b""
+    while len(data) < size:
+        part = os.read(0, size - len(data))
+        if not part:
+            return None
+        data += part
+    return data
+
+
+def write_all(data):
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def run(request):
+    began = time.monotonic()
+    limits = request["limits"]
+    try:
+        child = subprocess.Popen(
+            request["argv"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/workspace",
+            start_new_session=True,
+            preexec_fn=lambda: set_limits(limits),
+        )
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        text = f"{request['argv'][0]}: {error}\n".encode()
+        clear()
+        return result(127, {1: Capture(0), 2: Capture(65536, text)}, began, False)
+    captures = {1: Capture(limits["output_bytes"]), 2: Capture(limits["output_bytes"])}
+    timed_out = not communicate(
+        child, base64.b64decode(request["stdin"]), captures, began + request["timeout_s"]
+    )
+    code = child.returncode
+    return result(None if timed_out else code, captures, began, timed_out)
+
+
+class Capture:
+    """The first bytes of a stream, and how many there were."""
+
+    def __init__(self, limit, data=b""):
+        self.limit = limit
+        self.data = bytearray(data)
+        self.seen = len(data)
+
+    def take(self, part):
+        self.seen += len(part)
+        self.data += part[: max(0, self.limit - len(self.data))]
+
+
+def communicate(child, stdin, captures, deadline):
+    """Feed and read until the command itself has ended; False if the deadline came first."""
+    wait = selectors.DefaultSelector()
+    streams = {child.stdout: captures[1], child.stderr: captures[2]}
+    for stream in (*streams, child.stdin):
+        os.set_blocking(stream.fileno(), False)
+    for stream in streams:
+        wait.register(stream, selectors.EVENT_READ)
+    wait.register(child.stdin, selectors.EVENT_WRITE)
+    watch = os.pidfd_open(child.pid)
+    wait.register(watch, selectors.EVENT_READ)
+    left = memoryview(stdin)
+    ended = False
+    while not ended:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            break
+        for key, _ in wait.select(remaining):
+            if key.fileobj is child.stdin:
+                left = feed(wait, child.stdin, left)
+            elif key.fd == watch:
+                ended = True
+            elif not drain_once(key.fileobj, streams[key.fileobj]):
+                wait.unregister(key.fileobj)
+    clear(child)
+    for stream, capture in streams.items():
+        # All writers are dead: what is left is at most a full pipe, then its end.
+        while drain_once(stream, capture):
+            pass
+        stream.close()
+    child.stdin.close()
+    os.close(watch)
+    wait.close()
+    return ended
+
+
+def feed(wait, stdin, left):
+    try:
+        left = left[os.write(stdin.fileno(), left[:65536]) :] if left else left
+    except BlockingIOError:
+        return left
+    except OSError:
+        left = left[:0]
+    if not left:
+        wait.unregister(stdin)
+        stdin.close()
+    return left
+
+
+def drain_once(stream, capture):
+    try:
+        part = os.read(stream.fileno(), 65536)
+    except BlockingIOError:
+        return False
+    capture.take(part)
+    return bool(part)
+
+
+def clear(command=None):
+    """End every other process of the sandbox and reap it; the command's own status is kept."""
+    while True:
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        if command is not None:
+            command.wait()
+        try:
+            while os.waitpid(-1, 0)[0]:
+                pass
+        except ChildProcessError:
+            pass
+        if alone():
+            return
+
+
+def alone():
+    """Whether this is the only process left."""
+    return not any(entry.isdigit() and entry != "1" for entry in os.listdir("/proc"))
+
+
+def set_limits(limits):
+    for name, value in limits["rlimits"].items():
+        number = getattr(resource, name)
+        resource.setrlimit(number, (value, value))
+
+
+def result(code, captures, began, timed_out):
+    out, err = captures[1], captures[2]
+    return {
+        "exit_code": None if code is None else code if code >= 0 else 128 - code,
+        "stdout": base64.b64encode(bytes(out.data)).decode(),
+        "stderr": base64.b64encode(bytes(err.data)).decode(),
+        "stdout_bytes": out.seen,
+        "stderr_bytes": err.seen,
+        "seconds": time.monotonic() - began,
+        "timed_out": timed_out,
+    }
+
+
+def open_parent(path, create):
+    """A descriptor of the file's folder, and its name; no link is followed on the way."""
+    *folders, name = [part for part in path.split("/") if part not in ("", ".")] or [""]
+    if not name or ".." in (*folders, name):
+        raise OSError(errno.EINVAL, "not a path inside the workspace")
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    here = os.open("/workspace", flags)
+    try:
+        for folder in folders:
+            if create:
+                try:
+                    os.mkdir(folder, 0o755, dir_fd=here)
+                except FileExistsError:
+                    pass
+            inner = os.open(folder, flags, dir_fd=here)
+            os.close(here)
+            here = inner
+        return here, name
+    except OSError:
+        os.close(here)
+        raise
+
+
+def read_file(request):
+    folder, name = open_parent(request["path"], False)
+    try:
+        # Non-blocking: opening a fifo must not hang.
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    finally:
+        os.close(folder)
+    with open(handle, "rb") as file:
+        info = os.fstat(handle)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if info.st_size > request["max_bytes"]:
+            raise OSError(errno.EFBIG, f"larger than {request['max_bytes']} bytes")
+        return {"data": base64.b64encode(file.read(request["max_bytes"])).decode()}
+
+
+def write_file(request):
+    folder, name = open_parent(request["path"], True)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+        handle = os.open(name, flags, 0o644, dir_fd=folder)
+    finally:
+        os.close(folder)
+    with open(handle, "wb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        file.write(base64.b64decode(request["data"]))
+    return {}
+
+
+if __name__ == "__main__":
+    main()
