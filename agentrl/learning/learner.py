@@ -61,8 +61,8 @@ class PolicyLearner:
 
     It owns `model` from now on and trains it in place; bfloat16 weights become float32 masters
     with bfloat16 compute. `reference` is a frozen copy, held only when the algorithm has a KL.
-    `total_steps` (updates in the run) shapes the cosine and linear schedules. Scores are taken at
-    `temperature`, that of the sampling distribution.
+    `total_steps` (optimiser steps in the run) shapes the cosine and linear schedules. Scores are
+    taken at `temperature`, that of the sampling distribution.
 
     Raises ConfigError when the model can't be packed, or a reference or `total_steps` is missing.
     """
@@ -78,7 +78,7 @@ class PolicyLearner:
         total_steps: int | None = None,
     ) -> None:
         if learner.schedule != "constant" and total_steps is None:
-            raise ConfigError(f"learner.schedule {learner.schedule} needs the number of updates")
+            raise ConfigError(f"learner.schedule {learner.schedule} needs total_steps")
         self.version = 0
         self._compute_dtype = model.dtype
         self.model = pack(_with_master_weights(model)).train()
@@ -92,7 +92,7 @@ class PolicyLearner:
         )
         self._learner, self._algorithm, self._temperature = learner, algorithm, temperature
         self._steps_per_update = learner.epochs * learner.minibatches
-        self._all_steps = total_steps and total_steps * self._steps_per_update
+        self._total_steps = total_steps
 
     def update(self, batch: Batch) -> Mapping[str, float]:
         """Take one policy step: `epochs` x `minibatches` optimiser steps. Returns `METRICS`.
@@ -260,10 +260,14 @@ class PolicyLearner:
 
     def _set_lr(self, step: int) -> None:
         """The schedule is a function of the step alone, so a resumed run needs no state for it."""
+        plan = self._learner
+        factor = lr_factor(
+            step, schedule=plan.schedule, warmup=plan.warmup_steps, total=self._total_steps
+        )
         for group in self.optimizer.param_groups:
-            group["lr"] = self._learner.lr * lr_factor(step, self._learner, self._all_steps)
+            group["lr"] = plan.lr * factor
 
-    def _autocast(self) -> AbstractContextManager[None]:
+    def _autocast(self) -> AbstractContextManager[object]:
         if self._compute_dtype is torch.float32:
             return nullcontext()
         return torch.autocast(self.model.device.type, self._compute_dtype)

@@ -4,6 +4,8 @@
 the token at column t.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -92,6 +94,16 @@ def pack(model: PreTrainedModel) -> PreTrainedModel:
             f"{gap:.3g} nats from those of a plain forward; use another model"
         )
     return model
+
+
+@contextmanager
+def packed(model: PreTrainedModel) -> Generator[PreTrainedModel]:
+    """A model that reads packed rows inside the block, and plain input again afterwards."""
+    before = model.config._attn_implementation or "sdpa"  # pyright: ignore[reportPrivateUsage]
+    try:
+        yield pack(model)
+    finally:
+        model.set_attn_implementation(before)
 
 
 def token_logprobs(

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import ceil, cos, pi
 
-from agentrl.config import LearnerSection
-
 
 def in_parts(lengths: Sequence[int], parts: int) -> list[list[int]]:
     """Rows dealt into at most `parts` of near-equal token counts; every row once."""
@@ -38,15 +36,15 @@ def by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return parts
 
 
-def lr_factor(step: int, learner: LearnerSection, total: int | None) -> float:
+def lr_factor(step: int, *, schedule: str, warmup: int, total: int | None) -> float:
     """The share of the peak learning rate at optimiser step `step` (from 0) of `total`.
 
-    Linear warm-up, then constant, or cosine or linear down to 0 after the last step.
+    Linear warm-up over `warmup` steps, then "constant", or "cosine" or "linear" down to 0 after
+    the last step.
     """
-    if step < learner.warmup_steps:
-        return (step + 1) / learner.warmup_steps
-    if learner.schedule == "constant" or total is None:
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule == "constant" or total is None:
         return 1.0
-    left = max(1, total - learner.warmup_steps)
-    done = min(1.0, (step - learner.warmup_steps) / left)
-    return 1 - done if learner.schedule == "linear" else (1 + cos(pi * done)) / 2
+    done = min(1.0, (step - warmup) / max(1, total - warmup))
+    return 1 - done if schedule == "linear" else (1 + cos(pi * done)) / 2

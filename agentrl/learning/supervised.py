@@ -1,16 +1,20 @@
 """Supervised warm start: imitate recorded actions, under the same masks and packing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from math import isfinite
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.config import LearnerSection
 from agentrl.errors import ConfigError, NonFiniteLoss
-from agentrl.learning.batch import supervised_batch
-from agentrl.learning.learner import by_tokens, lr_factor
-from agentrl.learning.packing import pack, token_logprobs
+from agentrl.learning.batch import Batch, supervised_batch
+from agentrl.learning.packing import packed, token_logprobs
+from agentrl.learning.plan import by_tokens, lr_factor
 from agentrl.types import Trajectory
+
+_WARMUP_SHARE = 0.05
+_MAX_GRAD_NORM = 1.0
 
 
 def fit(
@@ -28,33 +32,52 @@ def fit(
 
     Each of `steps` updates takes `batch` trajectories, drawn without replacement epoch by epoch
     from a generator of its own; AdamW, 5 % warm-up, cosine to 0. `report` gets each update's mean
-    loss (nats a token). Raises ConfigError without trajectories, NonFiniteLoss.
+    loss (nats a token). Raises ConfigError without trajectories, NonFiniteLoss before the weights
+    change.
     """
-    if not trajectories:
-        raise ConfigError("a warm start needs traces: warm_start.traces gave none with an action")
-    data, generator = supervised_batch(trajectories), torch.Generator().manual_seed(seed)
-    pack(model).train().requires_grad_(True)
+    data = supervised_batch(trajectories)
+    if not len(data.lengths):
+        raise ConfigError("a warm start needs at least one trace with an action")
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
-    shape = LearnerSection(schedule="cosine", warmup_steps=max(1, steps // 20))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: lr_factor(s, shape, steps))
-    order: list[int] = []
-    for _ in range(steps):
+    draws = _draws(len(data.lengths), min(batch, len(data.lengths)), seed)
+    warmup = int(steps * _WARMUP_SHARE)
+    with packed(model.train()):
+        for step, rows in zip(range(steps), draws, strict=False):
+            factor = lr_factor(step, schedule="cosine", warmup=warmup, total=steps)
+            for group in optimizer.param_groups:
+                group["lr"] = lr * factor
+            loss = _backward(model, data.select(rows), micro_batch_tokens)
+            norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRAD_NORM))
+            if not (isfinite(loss) and isfinite(norm)):
+                raise NonFiniteLoss(
+                    f"warm start, step {step}: loss {loss}, gradient norm {norm}; lower the "
+                    "learning rate (warm_start.lr)"
+                )
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            report(loss)
+
+
+def _backward(model: PreTrainedModel, batch: Batch, micro_batch_tokens: int) -> float:
+    """Gradients of the mean loss over all action tokens of the batch; returns that mean."""
+    tokens = int(batch.action_mask.sum())
+    losses: list[Tensor] = []
+    for rows in by_tokens(batch.lengths.tolist(), micro_batch_tokens):
+        part = batch.select(rows)
+        scores = token_logprobs(
+            model, part.input_ids, part.lengths, part.action_mask, temperature=1.0
+        )
+        loss = -scores.logprobs.sum() / tokens
+        loss.backward()
+        losses.append(loss.detach())
+    return float(torch.stack(losses).sum())
+
+
+def _draws(size: int, batch: int, seed: int) -> Iterator[list[int]]:
+    """Endless minibatches of row numbers; every row once an epoch, no global generator touched."""
+    generator, order = torch.Generator().manual_seed(seed), list[int]()
+    while True:
         while len(order) < batch:
-            order += torch.randperm(len(data.lengths), generator=generator).tolist()
-        chosen, order = data.select(order[:batch]), order[batch:]
-        tokens, loss = int(chosen.action_mask.sum()), 0.0
-        for rows in by_tokens(chosen.lengths.tolist(), micro_batch_tokens):
-            part = chosen.select(rows)
-            scores = token_logprobs(
-                model, part.input_ids, part.lengths, part.action_mask, temperature=1.0
-            )
-            part_loss = -scores.logprobs.sum() / tokens
-            part_loss.backward()
-            loss += float(part_loss.detach())
-        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-        if not norm < float("inf"):
-            raise NonFiniteLoss(f"warm start: gradient norm {norm}; lower warm_start.lr")
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        schedule.step()
-        report(loss)
+            order += torch.randperm(size, generator=generator).tolist()
+        yield order[:batch]
+        order = order[batch:]
