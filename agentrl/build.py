@@ -5,7 +5,7 @@ Each public function is a verb of the command line; it owns its event loop.
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,12 +32,12 @@ from agentrl.models import load_policy
 from agentrl.plugins import find_environment, find_sandbox, problems_of
 from agentrl.protocols import EnvironmentClass, Reporter, Split
 from agentrl.provenance import digest, write_provenance
-from agentrl.rendering import ChatTemplateRenderer, check_template, make_renderer
+from agentrl.rendering import check_template, make_renderer
 from agentrl.rollout import Limits, Stage, run_script
 from agentrl.store import ParquetStore
 from agentrl.train import Pace, Run, problem_at
 from agentrl.train import train as run_loop
-from agentrl.types import Group, Problem, Trajectory
+from agentrl.types import Group, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,9 @@ def train(config: RunConfig, *, reporter: Reporter, resume: bool = True) -> None
     """
     found = latest_checkpoint(config.run.dir / "checkpoints")
     if found and not resume:
-        raise ConfigError(f"{config.run.dir} already holds a run: resume it, or set another run.dir")
+        raise ConfigError(
+            f"{config.run.dir} already holds a run: resume it, or set another run.dir"
+        )
     start = _starting_point(config, reporter)
     asyncio.run(_train(config, start, found, reporter))
 
@@ -103,9 +105,7 @@ def rollout(
     )
 
 
-async def _train(
-    config: RunConfig, start: str, found: Path | None, reporter: Reporter
-) -> None:
+async def _train(config: RunConfig, start: str, found: Path | None, reporter: Reporter) -> None:
     environment = find_environment(config.environment.name)
     problems = problems_of(environment, "train", config.environment.options)
     folder = config.run.dir
@@ -208,9 +208,7 @@ async def _rollout(
         )
 
 
-async def _evaluate(
-    config: RunConfig, stage: Stage, reporter: Reporter
-) -> evaluation.Evaluation:
+async def _evaluate(config: RunConfig, stage: Stage, reporter: Reporter) -> evaluation.Evaluation:
     options, limit = config.environment.options, config.run.eval_problems
     groups = await evaluation.run_groups(
         stage,
@@ -226,7 +224,7 @@ async def _evaluate(
 @asynccontextmanager
 async def _stage(
     config: RunConfig, environment: EnvironmentClass, policy: Policy
-) -> AsyncIterator[Stage]:
+) -> AsyncGenerator[Stage]:
     """The engine, renderer and sandboxes of a run, closed at the end."""
     names = [tool.name for tool in environment(sandbox=None).tools]
     renderer = make_renderer(
@@ -290,7 +288,7 @@ def _learner(config: RunConfig, policy: Policy, start: str) -> PolicyLearner:
         algorithm=config.algorithm,
         temperature=config.sampling.temperature,
         reference=reference,
-        total_steps=config.run.steps * config.learner.epochs * config.learner.minibatches,
+        total_steps=config.run.steps,
     )
 
 

@@ -25,80 +25,98 @@ class Section(BaseModel):
 class RunSection(Section):
     """Where the run lives, how long it is, how often it looks up."""
 
-    dir: Path = Field(Path("runs/default"), description="run directory")
-    seed: int = Field(0, ge=0, description="root of all random streams")
-    steps: int = Field(100, ge=0, description="learner steps in all")
-    eval_every: int = Field(0, ge=0, description="steps between evaluations (0: never)")
-    eval_problems: int = Field(64, ge=1, description="held-out problems in an evaluation")
-    checkpoint_every: int = Field(10, ge=0, description="steps between checkpoints (0: at the end)")
-    keep_checkpoints: int = Field(2, ge=1, description="whole checkpoints kept")
+    dir: Path = Field(default=Path("runs/default"), description="run directory")
+    seed: int = Field(default=0, ge=0, description="root of all random streams")
+    steps: int = Field(default=100, ge=0, description="learner steps in all")
+    eval_every: int = Field(default=0, ge=0, description="steps between evaluations (0: never)")
+    eval_problems: int = Field(default=64, ge=1, description="held-out problems in an evaluation")
+    checkpoint_every: int = Field(
+        default=10, ge=0, description="steps between checkpoints (0: at the end)"
+    )
+    keep_checkpoints: int = Field(default=2, ge=1, description="whole checkpoints kept")
     max_fault_share: float = Field(
-        0.5, ge=0, le=1, description="the run stops when more episodes of a step are faults"
+        default=0.5, ge=0, le=1, description="the run stops when more episodes of a step are faults"
     )
     max_silent_steps: int = Field(
-        0, ge=0, description="the run stops after so many steps in a row without signal (0: never)"
+        default=0,
+        ge=0,
+        description="the run stops after so many steps in a row without signal (0: never)",
     )
-    tracker: Literal["none", "wandb", "trackio"] = Field("none", description="metrics service")
+    tracker: Literal["none", "wandb", "trackio"] = Field(
+        default="none", description="metrics service"
+    )
 
 
 class ModelSection(Section):
     """The policy: a folder or hub name, or the built-in tiny transformer ("tiny")."""
 
-    path: str = Field("tiny", description="model folder, hub name, or 'tiny'")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="compute dtype")
-    device: str = Field("auto", description="torch device, or 'auto'")
-    tool_format: str = Field("auto", description="tool-call parser, or 'auto': by the template")
-    tiny_layers: int = Field(4, ge=1, description="layers of the tiny transformer")
-    tiny_hidden: int = Field(128, ge=16, description="width of the tiny transformer")
+    path: str = Field(default="tiny", description="model folder, hub name, or 'tiny'")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="compute dtype"
+    )
+    device: str = Field(default="auto", description="torch device, or 'auto'")
+    tool_format: str = Field(
+        default="auto", description="tool-call parser, or 'auto': by the template"
+    )
+    tiny_layers: int = Field(default=4, ge=1, description="layers of the tiny transformer")
+    tiny_hidden: int = Field(default=128, ge=16, description="width of the tiny transformer")
 
 
 class WarmStartSection(Section):
     """Supervised start from scripted policies, before the first step (off with steps 0)."""
 
-    steps: int = Field(0, ge=0, description="supervised updates")
+    steps: int = Field(default=0, ge=0, description="supervised updates")
     scripts: Mapping[str, float] = Field(
         default_factory=lambda: {"oracle": 1.0}, description="share of traces by script name"
     )
-    traces: int = Field(2000, ge=1, description="traces recorded")
-    batch: int = Field(64, ge=1, description="traces in an update")
-    lr: float = Field(1e-3, gt=0, description="peak learning rate")
+    traces: int = Field(default=2000, ge=1, description="traces recorded")
+    batch: int = Field(default=64, ge=1, description="traces in an update")
+    lr: float = Field(default=1e-3, gt=0, description="peak learning rate")
 
 
 class EngineSection(Section):
     """What samples from the policy."""
 
-    name: str = Field("transformers", description="registered engine")
-    max_concurrent: int = Field(64, ge=1, description="sequences decoded together")
-    context_tokens: int = Field(2048, ge=16, description="longest episode, in tokens")
+    name: str = Field(default="transformers", description="registered engine")
+    max_concurrent: int = Field(default=64, ge=1, description="sequences decoded together")
+    context_tokens: int = Field(default=2048, ge=16, description="longest episode, in tokens")
     options: Mapping[str, Any] = Field(default_factory=dict, description="the engine's own options")
 
 
 class SamplingSection(Section):
     """The behaviour distribution. Training needs top_p 1 and top_k 0."""
 
-    temperature: float = Field(1.0, gt=0, description="softmax temperature")
-    top_p: float = Field(1.0, gt=0, le=1, description="nucleus mass; 1 is off")
-    top_k: int = Field(0, ge=0, description="tokens kept; 0 is off")
-    max_action_tokens: int = Field(256, ge=1, description="longest action, in tokens")
+    temperature: float = Field(default=1.0, gt=0, description="softmax temperature")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus mass; 1 is off")
+    top_k: int = Field(default=0, ge=0, description="tokens kept; 0 is off")
+    max_action_tokens: int = Field(default=256, ge=1, description="longest action, in tokens")
 
 
 class RolloutSection(Section):
     """How episodes are run."""
 
-    group_size: int = Field(8, ge=2, description="episodes of one problem")
-    groups: int = Field(16, ge=1, description="problems in a step")
-    max_turns: int = Field(8, ge=1, description="actions in an episode")
-    max_observation_tokens: int = Field(512, ge=8, description="longest reply, in tokens")
-    timeout_s: float = Field(120.0, gt=0, description="wall clock of an episode, all phases")
-    grade_timeout_s: float = Field(60.0, gt=0, description="wall clock of grading one group")
-    concurrency: int = Field(128, ge=1, description="episodes in flight")
-    max_lag: int = Field(0, ge=0, description="steps that sampling may run ahead; 0 is synchronous")
+    group_size: int = Field(default=8, ge=2, description="episodes of one problem")
+    groups: int = Field(default=16, ge=1, description="problems in a step")
+    max_turns: int = Field(default=8, ge=1, description="actions in an episode")
+    max_observation_tokens: int = Field(default=512, ge=8, description="longest reply, in tokens")
+    timeout_s: float = Field(
+        default=120.0, gt=0, description="wall clock of an episode, all phases"
+    )
+    grade_timeout_s: float = Field(
+        default=60.0, gt=0, description="wall clock of grading one group"
+    )
+    concurrency: int = Field(default=128, ge=1, description="episodes in flight")
+    max_lag: int = Field(
+        default=0, ge=0, description="steps that sampling may run ahead; 0 is synchronous"
+    )
 
 
 class EnvironmentSection(Section):
     """What the policy acts in."""
 
-    name: str = Field("calculator", description="registered name, module:Class, or file.py[:Class]")
+    name: str = Field(
+        default="calculator", description="registered name, module:Class, or file.py[:Class]"
+    )
     options: Mapping[str, Any] = Field(
         default_factory=dict, description="keyword arguments of its `problems`"
     )
@@ -107,8 +125,8 @@ class EnvironmentSection(Section):
 class SandboxSection(Section):
     """Where tools run."""
 
-    name: str = Field("auto", description="registered backend, or 'auto'")
-    warm: int = Field(0, ge=0, description="sandboxes kept ready")
+    name: str = Field(default="auto", description="registered backend, or 'auto'")
+    warm: int = Field(default=0, ge=0, description="sandboxes kept ready")
     options: Mapping[str, Any] = Field(
         default_factory=dict, description="the backend's own options"
     )
@@ -117,24 +135,24 @@ class SandboxSection(Section):
 class LearnerSection(Section):
     """The optimiser and the memory plan."""
 
-    lr: float = Field(1e-6, ge=0, description="peak learning rate")
+    lr: float = Field(default=1e-6, ge=0, description="peak learning rate")
     schedule: Literal["constant", "cosine", "linear"] = Field(
-        "constant", description="after warm-up"
+        default="constant", description="after warm-up"
     )
-    warmup_steps: int = Field(0, ge=0, description="linear warm-up, in optimiser steps")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW moments")
-    max_grad_norm: float = Field(1.0, gt=0, description="gradient clipping, L2 norm")
-    epochs: int = Field(1, ge=1, description="passes over a batch")
-    minibatches: int = Field(1, ge=1, description="optimiser steps in a pass")
-    micro_batch_tokens: int = Field(8192, ge=1, description="tokens in one forward pass")
-    gradient_checkpointing: bool = Field(False, description="recompute activations")
+    warmup_steps: int = Field(default=0, ge=0, description="linear warm-up, in optimiser steps")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW weight decay")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW moments")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradient clipping, L2 norm")
+    epochs: int = Field(default=1, ge=1, description="passes over a batch")
+    minibatches: int = Field(default=1, ge=1, description="optimiser steps in a pass")
+    micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens in one forward pass")
+    gradient_checkpointing: bool = Field(default=False, description="recompute activations")
 
 
 class StoreSection(Section):
     """What is kept of the trajectories."""
 
-    keep: Literal["all", "none"] = Field("all", description="'none' keeps metrics only")
+    keep: Literal["all", "none"] = Field(default="all", description="'none' keeps metrics only")
 
 
 class RunConfig(Section):
@@ -148,7 +166,7 @@ class RunConfig(Section):
     rollout: RolloutSection = RolloutSection()
     environment: EnvironmentSection = EnvironmentSection()
     sandbox: SandboxSection = SandboxSection()
-    algorithm: AlgorithmConfig = AlgorithmConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig.model_validate({})
     learner: LearnerSection = LearnerSection()
     store: StoreSection = StoreSection()
 
@@ -200,7 +218,7 @@ def dump_config(config: RunConfig) -> str:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -217,12 +235,13 @@ def _override(tree: dict[str, Any], override: str) -> None:
     *sections, field = path.strip().split(".")
     if not sign or not sections:
         raise ConfigError(f"--set {override}: write section.field=value")
+    here: Any = tree
     for section in sections:
-        tree = tree.setdefault(section, {})
-        if not isinstance(tree, dict):
+        here = here.setdefault(section, {})
+        if not isinstance(here, dict):
             raise ConfigError(f"--set {override}: {section} is not a section")
     try:
-        tree[field] = yaml.safe_load(text)
+        here[field] = yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"--set {override}: the value is not YAML") from None
 

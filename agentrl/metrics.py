@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ Sink = Callable[[Mapping[str, Any]], None]
 
 
 @contextmanager
-def open_metrics(folder: Path, *, from_step: int, tracker: str) -> Iterator[Sink]:
+def open_metrics(folder: Path, *, from_step: int, tracker: str) -> Generator[Sink]:
     """Rows go to `folder`/metrics.jsonl, TensorBoard events and the tracker.
 
     Lines of steps that a resumed run will take again (at or after `from_step`) are dropped, and
@@ -70,7 +70,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 @contextmanager
-def _events(folder: Path) -> Iterator[Callable[[Mapping[str, float], int], None]]:
+def _events(folder: Path) -> Generator[Callable[[Mapping[str, float], int], None]]:
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(folder / "tensorboard")) as writer:
@@ -84,7 +84,7 @@ def _events(folder: Path) -> Iterator[Callable[[Mapping[str, float], int], None]
 
 
 @contextmanager
-def _service(tracker: str, folder: Path) -> Iterator[Callable[[Mapping[str, float], int], None]]:
+def _service(tracker: str, folder: Path) -> Generator[Callable[[Mapping[str, float], int], None]]:
     """wandb and trackio share one interface."""
     if tracker == "none":
         yield lambda numbers, step: None

@@ -24,7 +24,8 @@ ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 TAGS = ("python", "search", "tool_call", "think", "answer")
 TINY_TEMPLATE = (
     # The tiny policy learns its tools from traces: their schemas would be most of its context.
-    "{% if tools %}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if tools %}{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -49,6 +50,7 @@ def tiny_model(
 ) -> PreTrainedModel:
     """A small Llama with random weights drawn from `seed`."""
     set_seed(seed)
+    ids: dict[str, int] = tokenizer.get_vocab()
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
@@ -60,8 +62,8 @@ def tiny_model(
             max_position_embeddings=context_tokens,
             tie_word_embeddings=True,
             bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=ids["<|end|>"],
+            pad_token_id=ids["<|pad|>"],
         )
     )
 
@@ -84,7 +86,8 @@ def load_policy(
             context_tokens=context_tokens,
             seed=seed,
         )
-        return model.to(device=device, dtype=dtype), tokenizer
+        built: Any = model
+        return built.to(device=device, dtype=dtype), tokenizer
     try:
         tokenizer = AutoTokenizer.from_pretrained(section.path)
         loaded: Any = AutoModelForCausalLM.from_pretrained(section.path, dtype=dtype)
@@ -101,4 +104,6 @@ def _device(name: str) -> torch.device:
     try:
         return torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"model.device: {name!r} is no torch device; try cpu, cuda or auto") from None
+        raise ConfigError(
+            f"model.device: {name!r} is no torch device; try cpu, cuda or auto"
+        ) from None

@@ -8,6 +8,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -55,7 +56,9 @@ def tool_format(name: str, tool_names: Sequence[str] = ()) -> ToolFormat:
     return _tags(tool_names) if name == "tags" else FORMATS[name]
 
 
-def _split(pattern: re.Pattern[str], text: str, read: Callable[[re.Match[str]], list[Found]]):
+def _split(
+    pattern: re.Pattern[str], text: str, read: Callable[[re.Match[str]], list[Found]]
+) -> tuple[str, list[Found]]:
     content: list[str] = []
     calls: list[Found] = []
     end = 0
@@ -82,10 +85,8 @@ def _checked(value: Any, text: str) -> Found:
     if not isinstance(name, str) or not name:
         return "", text, f"the call has no name: {_short(text)}"
     if isinstance(arguments, str):
-        try:
+        with suppress(ValueError):
             arguments = json.loads(arguments)
-        except ValueError:
-            pass
     if not isinstance(arguments, dict):
         return name, json.dumps(arguments), f"arguments must be an object: {_short(text)}"
     return name, json.dumps(arguments, ensure_ascii=False), None
@@ -261,8 +262,8 @@ FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
                 name="qwen-coder",
                 find=_qwen_coder,
                 write=_write_coder,
-                advice="To call a tool, write <tool_call>\n<function=tool>\n<parameter=name>\nvalue\n"
-                "</parameter>\n</function>\n</tool_call>",
+                advice="To call a tool, write <tool_call>\n<function=tool>\n<parameter=name>\n"
+                "value\n</parameter>\n</function>\n</tool_call>",
             ),
             ToolFormat(
                 name="llama3-json",

@@ -130,9 +130,7 @@ class ChatTemplateRenderer:
         return parts
 
     def _encode(self, parts: Sequence[tuple[int | None, str]]) -> tuple[int, ...]:
-        return tuple(
-            i for number, text in parts for i in self._plain(text, special=number is None)
-        )
+        return tuple(i for number, text in parts for i in self._plain(text, special=number is None))
 
     def _plain(self, text: str, *, special: bool) -> list[int]:
         if not text:

@@ -1,16 +1,16 @@
 """What an author writes: tools as methods, problems, a verifier.
 
-    class Dice(ToolEnvironment):
-        @tool
-        def roll(self, sides: int) -> int:
-            \"\"\"Roll a die with this many sides.\"\"\"
-            return self.rng.randint(1, sides)
+class Dice(ToolEnvironment):
+    @tool
+    def roll(self, sides: int) -> int:
+        \"\"\"Roll a die with this many sides.\"\"\"
+        return self.rng.randint(1, sides)
 
-        @staticmethod
-        def problems(split):
-            return [problem("Roll a die with 1 side. What is shown?", "1")]
+    @staticmethod
+    def problems(split):
+        return [problem("Roll a die with 1 side. What is shown?", "1")]
 
-        verifier = ExactMatch()
+    verifier = ExactMatch()
 """
 
 import asyncio
@@ -135,7 +135,9 @@ class ToolEnvironment:
     def sandbox(self) -> Sandbox:
         """The episode's sandbox. Raises EnvironmentFault if the task asked for none."""
         if self._sandbox is None:
-            raise EnvironmentFault(f"task {self.task.id} has no sandbox: give its Task a SandboxSpec")
+            raise EnvironmentFault(
+                f"task {self.task.id} has no sandbox: give its Task a SandboxSpec"
+            )
         return self._sandbox
 
     @property
@@ -218,7 +220,9 @@ class ToolEnvironment:
             raise
         except Exception as error:
             reason = " ".join(str(error).split())
-            raise EnvironmentFault(f"tool {method.name}: {type(error).__name__}: {reason}") from error
+            raise EnvironmentFault(
+                f"tool {method.name}: {type(error).__name__}: {reason}"
+            ) from error
         return "ok", as_text(result)
 
 
@@ -238,9 +242,7 @@ def problem(
     """
     messages = (user(prompt),) if isinstance(prompt, str) else tuple(prompt)
     named = id or sha256(repr((messages, reference, dict(setup))).encode()).hexdigest()[:16]
-    task = Task(
-        id=named, prompt=messages, sandbox=sandbox, artifacts=tuple(artifacts), setup=setup
-    )
+    task = Task(id=named, prompt=messages, sandbox=sandbox, artifacts=tuple(artifacts), setup=setup)
     return Problem(task=task, reference=reference)
 
 

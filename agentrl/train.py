@@ -8,7 +8,7 @@ never thrown away, so slow problems are trained as often as fast ones.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -188,7 +188,7 @@ class GroupQueue:
 
 
 @asynccontextmanager
-async def sampling(run: Run) -> AsyncIterator[GroupQueue]:
+async def sampling(run: Run) -> AsyncGenerator[GroupQueue]:
     """A queue whose groups all end with the block, however it ends."""
     queue = GroupQueue(run)
     try:

@@ -1,7 +1,7 @@
 """Who is told how long work goes: a live bar, nobody, or a reader of JSON lines."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from agentrl.protocols import Reporter
 
 
 @contextmanager
-def reporter_for(*, quiet: bool, as_json: bool) -> Iterator[Reporter]:
+def reporter_for(*, quiet: bool, as_json: bool) -> Generator[Reporter]:
     """The reporter that the options ask for."""
     if as_json:
         yield JsonReporter()
@@ -73,14 +73,16 @@ class LiveReporter:
     def metrics(self, row: Mapping[str, Any]) -> None:
         """A line of figures."""
         if row["kind"] == "eval":
-            text = f"eval after {row['step']:4d} steps: success {row['success']:.3f} ± {row['stderr']:.3f}"
+            success, stderr = row["success"], row["stderr"]
+            text = f"eval after {row['step']:4d} steps: success {success:.3f} ± {stderr:.3f}"
             self._current = "train" if "train" in self._tasks else self._current
         else:
             seconds = row["sample_s"] + row["update_s"] + row["publish_s"]
+            speed = row["action_tokens"] / seconds
             text = (
                 f"step {row['step']:4d}  reward {row['reward_mean']:.3f}  "
                 f"success {row['success_rate']:.3f}  entropy {row.get('entropy', 0.0):.3f}  "
-                f"faults {row['faults']}  {row['action_tokens'] / seconds:.0f} tok/s  {seconds:.1f} s"
+                f"faults {row['faults']}  {speed:.0f} tok/s  {seconds:.1f} s"
             )
         self._progress.console.print(text, highlight=False)
 

@@ -8,7 +8,9 @@ from decimal import Decimal, InvalidOperation
 
 from agentrl.types import Episode, Problem, Verdict
 
-_NUMBER = re.compile(r"(?<![\w.])[-+−]?[$€£]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?%?|(?<![\w.\d])[-+−]?\.\d+")
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+−]?[$€£]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?%?|(?<![\w.\d])[-+−]?\.\d+"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

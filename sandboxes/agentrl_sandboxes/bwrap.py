@@ -20,7 +20,6 @@ from typing import Any
 from agentrl.errors import ConfigError, SandboxFault, ToolError
 from agentrl.protocols import Isolation
 from agentrl.types import ExecResult, SandboxSpec
-
 from agentrl_sandboxes.seccomp import filter_for
 
 NOBODY = 65534
@@ -72,18 +71,16 @@ class BwrapProvider:
         try:
             os.write(handle, self._filter)
             os.lseek(handle, 0, os.SEEK_SET)
-            root = os.geteuid() == 0
             return await asyncio.create_subprocess_exec(
                 *self._command(spec, handle),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
                 pass_fds=(handle,),
-                env={},
+                env={"PATH": "/usr/bin:/bin"},
                 cwd="/",
                 start_new_session=True,
                 limit=1 << 20,
-                **({"user": NOBODY, "group": NOBODY, "extra_groups": []} if root else {}),
             )
         except OSError as error:
             raise SandboxFault(f"bubblewrap does not start: {error}") from error
@@ -93,6 +90,7 @@ class BwrapProvider:
     def _command(self, spec: SandboxSpec, seccomp_fd: int) -> list[str]:
         workspace = str(spec.workspace_mb << 20)
         return [
+            *_as_nobody(),
             self._bwrap,
             *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"),
             *("--new-session", "--as-pid-1", "--hostname", "sandbox", "--cap-drop", "ALL"),
@@ -202,6 +200,13 @@ class BwrapSandbox:
                 "RLIMIT_CORE": 0,
             },
         }
+
+
+def _as_nobody() -> list[str]:
+    """Root becomes nobody first. By a program: Popen's own way forks all of a large trainer."""
+    if os.geteuid() != 0:
+        return []
+    return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs"]
 
 
 def _links() -> list[str]:

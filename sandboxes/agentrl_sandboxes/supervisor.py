@@ -6,6 +6,8 @@ pipes of their own, so nothing they write can look like an answer, and as PID 1 
 from inside. When a command ends, every process of the sandbox ends with it.
 """
 
+from __future__ import annotations
+
 import base64
 import ctypes
 import errno
@@ -17,23 +19,38 @@ import signal
 import stat
 import struct
 import subprocess
-import sys
 import time
+from contextlib import suppress
+
+TYPE_CHECKING = False  # as in typing, whose import would cost each sandbox some milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import IO, Any
+
+    Request = dict[str, Any]
+    Answer = dict[str, Any]
+    Captures = dict[int, "Capture"]
 
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 
 
-def main():
+def main() -> None:
+    """Answer requests until stdin ends."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_DUMPABLE, 0)  # nobody of the same uid may trace it or read its memory
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    operations = {"exec": run, "read": read_file, "write": write_file, "ping": lambda _: {}}
+    operations: dict[str, Callable[[Request], Answer]] = {
+        "exec": run,
+        "read": read_file,
+        "write": write_file,
+        "ping": lambda _: {},
+    }
     while True:
         head = read_exactly(4)
         if head is None:
             return
-        request = json.loads(read_exactly(struct.unpack(">I", head)[0]))
+        request: Request = json.loads(read_exactly(struct.unpack(">I", head)[0]) or b"{}")
         try:
             answer = operations[request["op"]](request)
         except OSError as error:
@@ -42,7 +59,8 @@ def main():
         write_all(struct.pack(">I", len(payload)) + payload)
 
 
-def read_exactly(size):
+def read_exactly(size: int) -> bytes | None:
+    """`size` bytes of stdin, or None at its end."""
     data = b""
     while len(data) < size:
         part = os.read(0, size - len(data))
@@ -52,12 +70,14 @@ def read_exactly(size):
     return data
 
 
-def write_all(data):
+def write_all(data: bytes) -> None:
+    """Everything to stdout."""
     while data:
         data = data[os.write(1, data) :]
 
 
-def run(request):
+def run(request: Request) -> Answer:
+    """Run one command to its end or its time limit."""
     began = time.monotonic()
     limits = request["limits"]
     try:
@@ -85,24 +105,28 @@ def run(request):
 class Capture:
     """The first bytes of a stream, and how many there were."""
 
-    def __init__(self, limit, data=b""):
+    def __init__(self, limit: int, data: bytes = b"") -> None:
         self.limit = limit
         self.data = bytearray(data)
         self.seen = len(data)
 
-    def take(self, part):
+    def take(self, part: bytes) -> None:
+        """Count it, and keep what there is room for."""
         self.seen += len(part)
         self.data += part[: max(0, self.limit - len(self.data))]
 
 
-def communicate(child, stdin, captures, deadline):
+def communicate(
+    child: subprocess.Popen[bytes], stdin: bytes, captures: Captures, deadline: float
+) -> bool:
     """Feed and read until the command itself has ended; False if the deadline came first."""
+    assert child.stdin and child.stdout and child.stderr, "all three are pipes"
     wait = selectors.DefaultSelector()
     streams = {child.stdout: captures[1], child.stderr: captures[2]}
     for stream in (*streams, child.stdin):
         os.set_blocking(stream.fileno(), False)
     for stream in streams:
-        wait.register(stream, selectors.EVENT_READ)
+        wait.register(stream, selectors.EVENT_READ, stream)
     wait.register(child.stdin, selectors.EVENT_WRITE)
     watch = os.pidfd_open(child.pid)
     wait.register(watch, selectors.EVENT_READ)
@@ -117,7 +141,7 @@ def communicate(child, stdin, captures, deadline):
                 left = feed(wait, child.stdin, left)
             elif key.fd == watch:
                 ended = True
-            elif not drain_once(key.fileobj, streams[key.fileobj]):
+            elif not drain_once(key.data, streams[key.data]):
                 wait.unregister(key.fileobj)
     clear(child)
     for stream, capture in streams.items():
@@ -131,7 +155,8 @@ def communicate(child, stdin, captures, deadline):
     return ended
 
 
-def feed(wait, stdin, left):
+def feed(wait: selectors.BaseSelector, stdin: IO[bytes], left: memoryview) -> memoryview:
+    """Give the command some of its input; returns what is left."""
     try:
         left = left[os.write(stdin.fileno(), left[:65536]) :] if left else left
     except BlockingIOError:
@@ -144,7 +169,8 @@ def feed(wait, stdin, left):
     return left
 
 
-def drain_once(stream, capture):
+def drain_once(stream: IO[bytes], capture: Capture) -> bool:
+    """Read once; False when there is nothing now, or never again."""
     try:
         part = os.read(stream.fileno(), 65536)
     except BlockingIOError:
@@ -153,13 +179,11 @@ def drain_once(stream, capture):
     return bool(part)
 
 
-def clear(command=None):
+def clear(command: subprocess.Popen[bytes] | None = None) -> None:
     """End every other process of the sandbox and reap it; the command's own status is kept."""
     while True:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         if command is not None:
             command.wait()
         try:
@@ -171,18 +195,20 @@ def clear(command=None):
             return
 
 
-def alone():
+def alone() -> bool:
     """Whether this is the only process left."""
     return not any(entry.isdigit() and entry != "1" for entry in os.listdir("/proc"))
 
 
-def set_limits(limits):
+def set_limits(limits: dict[str, Any]) -> None:
+    """Resource limits of the command, set between fork and exec."""
     for name, value in limits["rlimits"].items():
         number = getattr(resource, name)
         resource.setrlimit(number, (value, value))
 
 
-def result(code, captures, began, timed_out):
+def result(code: int | None, captures: Captures, began: float, timed_out: bool) -> Answer:
+    """What one command did."""
     out, err = captures[1], captures[2]
     return {
         "exit_code": None if code is None else code if code >= 0 else 128 - code,
@@ -195,7 +221,7 @@ def result(code, captures, began, timed_out):
     }
 
 
-def open_parent(path, create):
+def open_parent(path: str, create: bool) -> tuple[int, str]:
     """A descriptor of the file's folder, and its name; no link is followed on the way."""
     *folders, name = [part for part in path.split("/") if part not in ("", ".")] or [""]
     if not name or ".." in (*folders, name):
@@ -205,10 +231,8 @@ def open_parent(path, create):
     try:
         for folder in folders:
             if create:
-                try:
+                with suppress(FileExistsError):
                     os.mkdir(folder, 0o755, dir_fd=here)
-                except FileExistsError:
-                    pass
             inner = os.open(folder, flags, dir_fd=here)
             os.close(here)
             here = inner
@@ -218,7 +242,8 @@ def open_parent(path, create):
         raise
 
 
-def read_file(request):
+def read_file(request: Request) -> Answer:
+    """A regular file of the workspace, size-capped."""
     folder, name = open_parent(request["path"], False)
     try:
         # Non-blocking: opening a fifo must not hang.
@@ -234,7 +259,8 @@ def read_file(request):
         return {"data": base64.b64encode(file.read(request["max_bytes"])).decode()}
 
 
-def write_file(request):
+def write_file(request: Request) -> Answer:
+    """Write a regular file of the workspace, with its folders."""
     folder, name = open_parent(request["path"], True)
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -260,9 +260,7 @@ async def test_stopped_at_any_moment_the_checkpoint_counts_what_was_trained(afte
             time.sleep(0.05)
             return super().update(batch)
 
-    bench = Bench(
-        engine=FixedEngine("x", delay_s=0.03), learner=SlowLearner(), steps=50, max_lag=1
-    )
+    bench = Bench(engine=FixedEngine("x", delay_s=0.03), learner=SlowLearner(), steps=50, max_lag=1)
     running = asyncio.create_task(train(bench.run))
     await asyncio.sleep(after_s)
     running.cancel()
