@@ -139,11 +139,8 @@ def _step_rewards(trajectory: Trajectory, verdict: Verdict) -> Numbers:
 
 
 def _divide(centred: Numbers, spread: Numbers, algorithm: AlgorithmConfig) -> list[float]:
-    """Rounding would make the deviation of equal rewards tiny and not 0: equal is asked for."""
-    if _is_constant(spread):
-        return [0.0] * len(centred)
-    deviation = _deviation(spread, algorithm.ddof) + algorithm.eps
-    return [value / deviation for value in centred]
+    deviation = _deviation(spread, algorithm.ddof)
+    return [value / (deviation + algorithm.eps) if deviation else 0.0 for value in centred]
 
 
 def _divide_by_others(
@@ -152,8 +149,8 @@ def _divide_by_others(
     out: list[float] = []
     for member, value in enumerate(centred):
         others = [*rewards[:member], *rewards[member + 1 :]]
-        flat = _is_constant(others)
-        out.append(value / (1.0 if flat else _deviation(others, algorithm.ddof) + algorithm.eps))
+        deviation = _deviation(others, algorithm.ddof)
+        out.append(value / (deviation + algorithm.eps) if deviation else value)
     return out
 
 
@@ -162,6 +159,9 @@ def _mean(values: Numbers) -> float:
 
 
 def _deviation(values: Numbers, ddof: int) -> float:
+    """0 exactly for equal values, where rounding would leave something tiny to divide by."""
+    if _is_constant(values):
+        return 0.0
     mean = _mean(values)
     return sqrt(fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))
 

@@ -1,7 +1,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from learning_cases import group, trajectory, turn
 
@@ -25,6 +25,7 @@ BATCH_LEVEL = [
 
 
 @pytest.mark.parametrize("config", GROUP_LEVEL + BATCH_LEVEL, ids=lambda c: c.preset)
+@settings(max_examples=40, deadline=None)
 @given(groups=st.lists(REWARDS, min_size=1, max_size=5), seed=st.integers(0, 99))
 def test_a_permutation_permutes_the_result_and_changes_no_bit(config, groups, seed) -> None:
     plain = group_advantages(groups, config)
@@ -37,6 +38,7 @@ def test_a_permutation_permutes_the_result_and_changes_no_bit(config, groups, se
 
 
 @pytest.mark.parametrize("config", GROUP_LEVEL, ids=lambda c: c.preset)
+@settings(max_examples=40, deadline=None)
 @given(groups=st.lists(REWARDS, min_size=2, max_size=5))
 def test_a_group_does_not_see_the_others(config, groups) -> None:
     alone = [group_advantages([g], config)[0] for g in groups]
@@ -44,6 +46,7 @@ def test_a_group_does_not_see_the_others(config, groups) -> None:
 
 
 @pytest.mark.parametrize("config", GROUP_LEVEL, ids=lambda c: c.preset)
+@settings(max_examples=40, deadline=None)
 @given(rewards=REWARDS)
 def test_order_of_rewards_is_the_order_of_advantages(config, rewards) -> None:
     (got,) = group_advantages([rewards], config)
@@ -53,6 +56,7 @@ def test_order_of_rewards_is_the_order_of_advantages(config, rewards) -> None:
     assert [a for _, a in pairs] == sorted(a for _, a in pairs)
 
 
+@settings(max_examples=40, deadline=None)
 @given(rewards=st.lists(st.floats(-10, 10), min_size=2, max_size=9), shift=st.floats(-5, 5))
 def test_advantages_sum_to_zero_and_ignore_a_shift(rewards, shift) -> None:
     (plain,) = group_advantages([rewards], AlgorithmConfig())
