@@ -6,6 +6,7 @@ the token at column t.
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from math import isnan
 from typing import Any, NamedTuple
 
 import torch
@@ -88,7 +89,11 @@ def pack(model: PreTrainedModel) -> PreTrainedModel:
     was_training = model.training
     gap = _packing_gap(model.eval())
     model.train(was_training)
-    if not gap <= _TOLERANCE[model.dtype]:
+    if isnan(gap):
+        raise ConfigError(
+            f"{type(model).__name__}: logprobs are not finite; its weights are damaged"
+        )
+    if gap > _TOLERANCE[model.dtype]:
         raise ConfigError(
             f"{type(model).__name__} can't be trained on packed rows: its logprobs differ by "
             f"{gap:.3g} nats from those of a plain forward; use another model"

@@ -22,6 +22,8 @@ from agentrl.types import (
     user,
 )
 
+torch.set_num_threads(1)  # models this small only lose by more
+
 VOCAB = 32
 
 
