@@ -1,0 +1,152 @@
+"""The main job in small: real engine, real learner, real sandboxes, resumed and looked at."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl import build
+from agentrl.cli.display import QuietReporter
+from agentrl.config import RunConfig, load_config
+from agentrl.learning.checkpoint import latest_checkpoint
+from agentrl.metrics import read_metrics
+from agentrl.models import load_policy
+from agentrl.store import ParquetStore
+
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+SMALL = (
+    "model.tiny_layers=1", "model.tiny_hidden=32", "warm_start.steps=60", "warm_start.traces=48",
+    "warm_start.batch=16", "rollout.groups=2", "rollout.group_size=4", "run.eval_problems=4",
+    "run.eval_every=2", "run.steps=2", "environment.options={digits: 1, count: 50}",
+)  # fmt: skip
+
+
+def config(folder: Path, *more: str) -> RunConfig:
+    return load_config(QUICKSTART, [*SMALL, f"run.dir={folder}", *more])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_run_leaves_a_whole_record_and_goes_on(tmp_path: Path) -> None:
+    build.train(config(tmp_path), reporter=QuietReporter())
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(r["kind"], r["step"]) for r in rows] == [
+        ("eval", 0), ("step", 0), ("step", 1), ("eval", 2),
+    ]  # fmt: skip
+    for row in rows:
+        if row["kind"] == "step":
+            assert row["faults"] == 0
+            assert row["ratio_mean"] == 1.0, "on policy, recomputed: the ratio is exactly 1"
+            assert row["mismatch_max"] < 1e-3, "engine and learner agree in fp32"
+            assert sum(row["endings"].values()) == 8
+    groups = list(ParquetStore(tmp_path / "trajectories").read())
+    assert len(groups) == 4
+    for group in groups:
+        for trajectory in group.trajectories:
+            sampled = [i for t in trajectory.turns for i in t.action.token_ids]
+            masked = [
+                i for i, m in zip(trajectory.token_ids, trajectory.action_mask, strict=True) if m
+            ]
+            assert sampled == masked
+    assert (tmp_path / "config.yaml").exists()
+    provenance = json.loads((tmp_path / "provenance.json").read_text())
+    assert provenance["sandbox"]["isolation"] == "process"
+
+    build.train(config(tmp_path, "run.steps=3"), reporter=QuietReporter())
+    steps = [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "step"]
+    assert steps == [0, 1, 2]
+    found = build.evaluate(
+        config(tmp_path), reporter=QuietReporter(), problems=3, samples=2, greedy=True
+    )
+    assert found.problems == 3 and set(found.pass_at_k) == {1, 2}
+
+
+def test_learning_rate_zero_changes_nothing(tmp_path: Path) -> None:
+    build.train(config(tmp_path, "learner.lr=0"), reporter=QuietReporter())
+    last = latest_checkpoint(tmp_path / "checkpoints")
+    assert last is not None
+    before, after = weights(tmp_path / "warm_start"), weights(last)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    rows = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "step"]
+    assert all(r["clip_share"] == 0 and r["ratio_mean"] == 1 for r in rows)
+
+
+def test_a_constant_verifier_teaches_nothing(tmp_path: Path) -> None:
+    own = tmp_path / "constant_env.py"
+    own.write_text(
+        "from agentrl_environments.calculator import Calculator\n"
+        "from agentrl.types import Verdict\n"
+        "class Always:\n"
+        "    async def grade(self, problem, episodes):\n"
+        "        return [Verdict(reward=1.0, passed=True)] * len(episodes)\n"
+        "class Constant(Calculator):\n"
+        "    verifier = Always()\n"
+    )
+    build.train(config(tmp_path, f"environment.name={own}"), reporter=QuietReporter())
+    last = latest_checkpoint(tmp_path / "checkpoints")
+    assert last is not None
+    before, after = weights(tmp_path / "warm_start"), weights(last)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_stopped_run_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    build.warm_start(config(tmp_path), reporter=QuietReporter())
+    overrides = (*SMALL, f"run.dir={tmp_path}", "run.steps=500", "run.eval_every=0")
+    settings = [part for override in overrides for part in ("--set", override)]
+    command = [sys.executable, "-m", "agentrl", "train", str(QUICKSTART), "--json", *settings]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert running.stdout is not None and running.stdout.readline()
+    time.sleep(0.5)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130, errors.decode()
+    assert b"Traceback" not in errors
+    last = latest_checkpoint(tmp_path / "checkpoints")
+    assert last is not None
+    model, _ = load_policy(config(tmp_path, f"model.path={last}").model, context_tokens=96, seed=0)
+    assert sum(p.numel() for p in model.parameters()) > 0
+    trained = len(list((tmp_path / "trajectories").glob("*.parquet")))
+    assert 1 <= int(last.name.rpartition("-")[2]) <= trained
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["train", "no.yaml"], 2, "No such file"),
+        (["train", str(QUICKSTART), "--set", "learner.lrr=1"], 2, "did you mean lr"),
+        (["train", str(QUICKSTART), "--set", "environment.name=calc"], 2, "calculator"),
+        (["train", str(QUICKSTART), "--set", "environment.options={digit: 1}"], 2, "digits"),
+        (["eval", str(QUICKSTART), "--model", "/no/such/model"], 2, "no usable"),
+        (["eval", str(QUICKSTART), "--split", "dev"], 2, "train or test"),
+        (["show", "/tmp"], 2, "no trajectories"),
+        (["list", "things"], 2, "known are"),
+        (["frobnicate"], 2, "No such command"),
+    ],
+)
+def test_a_users_mistake_is_one_line(
+    arguments: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrl", *arguments],
+        capture_output=True, text=True, cwd=tmp_path, timeout=120,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_loads_no_torch() -> None:
+    code = "import sys, agentrl.cli; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False"
