@@ -21,7 +21,6 @@ $(SETUP): pyproject.toml scripts/install-system
 
 train: $(SETUP)
 	$(BIN)/agentrl train configs/quickstart.yaml
-	$(BIN)/agentrl report runs/quickstart
 
 test: $(SETUP)
 	$(BIN)/ruff format --check .
