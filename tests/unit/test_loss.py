@@ -120,3 +120,20 @@ def test_no_logprobs_whatever_make_it_overflow(preset, logprobs, proximal, behav
     out = policy_loss(scores, AlgorithmConfig(preset=preset))
     out.loss.backward()
     assert out.loss.isfinite() and own.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"aggregation": "sequence_mean"}, [1 / 4, 1 / 4, 1 / 2]),
+        ({"aggregation": "sequence_sum"}, [1 / 2] * 3),
+        ({"aggregation": "constant", "length_tokens": (10, 0)}, [1 / 20] * 3),
+        ({"aggregation": "prompt_mean"}, [1 / 4, 1 / 4, 1 / 2]),
+        ({"aggregation": "token_mean"}, [1 / 3] * 3),
+    ],
+)
+def test_a_masked_row_or_group_is_in_no_denominator(fields: dict, wanted: list[float]) -> None:
+    """Row 1 and group 1 have no trained token."""
+    rows, groups = torch.tensor([0, 0, 2]), torch.tensor([0, 0, 2])
+    weights = token_weights(rows, groups, AlgorithmConfig(**fields))
+    assert weights.tolist() == pytest.approx(wanted)
