@@ -288,7 +288,7 @@ def _learner(config: RunConfig, policy: Policy, start: str) -> PolicyLearner:
         algorithm=config.algorithm,
         temperature=config.sampling.temperature,
         reference=reference,
-        total_steps=config.run.steps,
+        total_steps=config.run.steps * config.learner.epochs * config.learner.minibatches,
     )
 
 

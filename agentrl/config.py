@@ -77,7 +77,6 @@ class WarmStartSection(Section):
 class EngineSection(Section):
     """What samples from the policy."""
 
-    name: str = Field(default="transformers", description="registered engine")
     max_concurrent: int = Field(default=64, ge=1, description="sequences decoded together")
     context_tokens: int = Field(default=2048, ge=16, description="longest episode, in tokens")
     options: Mapping[str, Any] = Field(default_factory=dict, description="the engine's own options")
@@ -126,7 +125,6 @@ class SandboxSection(Section):
     """Where tools run."""
 
     name: str = Field(default="auto", description="registered backend, or 'auto'")
-    warm: int = Field(default=0, ge=0, description="sandboxes kept ready")
     options: Mapping[str, Any] = Field(
         default_factory=dict, description="the backend's own options"
     )
@@ -149,12 +147,6 @@ class LearnerSection(Section):
     gradient_checkpointing: bool = Field(default=False, description="recompute activations")
 
 
-class StoreSection(Section):
-    """What is kept of the trajectories."""
-
-    keep: Literal["all", "none"] = Field(default="all", description="'none' keeps metrics only")
-
-
 class RunConfig(Section):
     """The whole configuration of a run."""
 
@@ -168,7 +160,6 @@ class RunConfig(Section):
     sandbox: SandboxSection = SandboxSection()
     algorithm: AlgorithmConfig = AlgorithmConfig.model_validate({})
     learner: LearnerSection = LearnerSection()
-    store: StoreSection = StoreSection()
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
