@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, Cache
+from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.cache_utils import CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 SPAN_STEP = 64
 """The attended columns are rounded up to a multiple of this, so that few shapes occur."""
@@ -109,28 +111,32 @@ def rows_of(first: int, slots_B: Tensor, *, together: bool) -> slice | Tensor:
 
 
 def grouped_attention(
-    _module: nn.Module,
+    module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor,
-    *,
-    scaling: float | None = None,
-    **_options: Any,
+    attention_mask: Tensor | None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention over the pool without copying it once per query head.
 
     Query heads that share a key head become further rows of one query: (B, heads, T, width) to
-    (B, key heads, group * T, width). `attention_mask` is additive, (B, 1, T, span). Returns
-    (B, T, heads, width), as transformers wants it.
+    (B, key heads, group * T, width). The decoder's mask is additive, (B, 1, T, span); any other
+    mask comes from a model that shares its configuration with the engine's, and gets the stock
+    attention. Returns (B, T, heads, width), as transformers wants it.
     """
+    if attention_mask is None or not attention_mask.is_floating_point():
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     rows, heads, new, width = query.shape
     group = heads // key.shape[1]
     grouped = query.reshape(rows, key.shape[1], group * new, width)
     mask = attention_mask if group == 1 or new == 1 else attention_mask.repeat(1, 1, group, 1)
-    out = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+    out = scaled_dot_product_attention(
+        grouped, key, value, attn_mask=mask, scale=options.get("scaling")
+    )
     return out.reshape(rows, heads, new, value.shape[-1]).transpose(1, 2).contiguous(), None
 
 
 ATTENTION = "agentrl_grouped"
 AttentionInterface.register(ATTENTION, grouped_attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
