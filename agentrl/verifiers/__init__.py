@@ -1,5 +1,22 @@
-"""Outcome verifiers: they read the answer, never the prompt or a tool's output, and fail closed."""
+"""Outcome verifiers: they read the answer, never the prompt or a tool's output, and fail closed.
 
-from agentrl.verifiers.answers import ExactMatch, NumericMatch, last_boxed, numbers_in
+What a verifier can't judge (its own error, a reference that it can't read) is an invalid verdict,
+never a reward.
+"""
 
-__all__ = ["ExactMatch", "NumericMatch", "last_boxed", "numbers_in"]
+from agentrl.verifiers.answers import ChoiceMatch, ExactMatch, F1Match, NumericMatch
+from agentrl.verifiers.boxes import last_boxed
+from agentrl.verifiers.math import MathMatch
+from agentrl.verifiers.parts import FormatPart, Submitted, Weighted
+
+__all__ = [
+    "ChoiceMatch",
+    "ExactMatch",
+    "F1Match",
+    "FormatPart",
+    "MathMatch",
+    "NumericMatch",
+    "Submitted",
+    "Weighted",
+    "last_boxed",
+]
