@@ -1,40 +1,82 @@
-"""Finds environments, sandboxes and engines: by registered name, module:Class, or file."""
+"""Finds environments, sandboxes and engines: by registered name, module:Class, or file.
+
+A name is registered by an entry point (groups `agentrl.environments`, `agentrl.sandboxes`,
+`agentrl.engines`) or, for this process, by `register`. References by module or file also work in
+another process: a file's folder is on the module path from its first use on, so a worker that is
+started then can import it by name.
+"""
 
 import difflib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal, cast
 
 from pydantic import ValidationError, validate_call
+from pydantic.errors import PydanticUserError
 
 from agentrl.errors import ConfigError, PluginError
-from agentrl.protocols import EnvironmentClass, SandboxProvider, Split
+from agentrl.protocols import EnvironmentClass, InferenceEngine, SandboxProvider, Split
 from agentrl.types import Problem
+
+Kind = Literal["environment", "sandbox", "engine"]
+
+_GROUPS: Mapping[Kind, str] = {
+    "environment": "agentrl.environments",
+    "sandbox": "agentrl.sandboxes",
+    "engine": "agentrl.engines",
+}
+_registered: dict[tuple[str, str], Any] = {}
+
+
+def register(kind: Kind, name: str, plugin: Any) -> None:
+    """Make a plug-in known by name in this process; the same one twice is fine.
+
+    Raises PluginError when the name is another's.
+    """
+    key = (_GROUPS[kind], name)
+    if name in list_plugins(kind) and _registered.get(key) is not plugin:
+        raise PluginError(f"there already is {_article(kind)} named {name!r}: choose another name")
+    _registered[key] = plugin
+
+
+def list_plugins(kind: Kind) -> Sequence[str]:
+    """The registered names of a kind, sorted."""
+    return registered(_GROUPS[kind])
+
+
+def registered(group: str) -> Sequence[str]:
+    """The names registered under an entry-point group such as `agentrl.environments`."""
+    found = {point.name for point in entry_points(group=group)}
+    return sorted(found | {name for own, name in _registered if own == group})
 
 
 def find_environment(reference: str) -> EnvironmentClass:
     """The environment of this name, `module:Class`, or `file.py[:Class]`. Raises PluginError."""
-    found = _find("agentrl.environments", reference)
+    found = _find("environment", reference)
     missing = [part for part in ("problems", "verifier", "scripts") if not hasattr(found, part)]
     if missing:
         raise PluginError(f"environment {reference} has no {' and no '.join(missing)}")
+    if not _takes_a_sandbox(found):
+        raise PluginError(f"environment {reference}: it must be callable as Class(sandbox=…)")
     return found
 
 
 def find_sandbox(name: str) -> type[SandboxProvider]:
     """The sandbox backend of this name; `auto` is bubblewrap. Raises PluginError."""
-    return _find("agentrl.sandboxes", "bwrap" if name == "auto" else name)
+    return _find("sandbox", "bwrap" if name == "auto" else name)
 
 
-def registered(group: str) -> Sequence[str]:
-    """The names registered under an entry-point group such as `agentrl.environments`."""
-    return sorted({point.name for point in entry_points(group=group)})
+def find_engine(name: str) -> type[InferenceEngine]:
+    """The inference engine of this name. Raises PluginError."""
+    return _find("engine", name)
 
 
 def problems_of(
@@ -46,32 +88,61 @@ def problems_of(
     """The problems of a split; options are checked against the parameters of `problems`.
 
     Raises ConfigError: unknown or wrong options, no problem at all, an id used twice.
+    PluginError: `problems` is not a function of a split that gives Problems.
     """
-    function = environment.problems
-    known = [p for p in inspect.signature(function).parameters if p != "split"]
+    function: Any = environment.problems
+    parameters = list(inspect.signature(function).parameters)
+    if parameters[:1] != ["split"]:
+        raise PluginError(
+            "`problems` must be a static or class method whose first parameter is split"
+        )
     for option in options:
-        if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
-            raise ConfigError(f"environment.options.{option}: unknown option; {hint}")
-    try:
-        found = tuple(islice(validate_call(function)(split, **options), limit))
-    except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise ConfigError(f"environment.options: {'; '.join(lines)}") from None
+        if option not in parameters[1:]:
+            raise ConfigError(
+                f"environment.options.{option}: unknown option; {_hint(option, parameters[1:])}"
+            )
+    found = _called(function, split, options, limit)
     if not found:
         raise ConfigError(f"the environment has no {split} problems with these options")
+    odd = next((p for p in found if not isinstance(p, Problem)), None)
+    if odd is not None:
+        raise PluginError(f"`problems` gave a {type(odd).__name__}: give problem(…)s")
     twice = len(found) - len({problem.task.id for problem in found})
     if twice:
         raise ConfigError(f"{twice} {split} problems repeat the id of another; give each its own")
-    return found
+    return cast(Sequence[Problem], found)
 
 
-def _find(group: str, reference: str) -> Any:
-    path, _, name = reference.partition(":")
+def _called(
+    function: Any, split: Split, options: Mapping[str, Any], limit: int | None
+) -> Sequence[Any]:
+    try:
+        return tuple(islice(validate_call(function)(split, **options), limit))
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(f"environment.options: {'; '.join(lines)}") from None
+    except PydanticUserError as error:
+        raise PluginError(
+            f"`problems`: a type hint can't be checked ({_one_line(error)})"
+        ) from None
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"environment.options: {_one_line(error)}") from error
+    except Exception as error:
+        raise PluginError(
+            f"`problems` raised {type(error).__name__}: {_one_line(error)}"
+        ) from error
+
+
+def _find(kind: Kind, reference: str) -> Any:
+    group, known = _GROUPS[kind], list_plugins(kind)
+    if (group, reference) in _registered:
+        return _registered[group, reference]
+    path, name = _split(reference)
     try:
         if path.endswith(".py"):
-            return _member(_module_of(Path(path)), name, reference)
+            return _member(_module_of(Path(path).expanduser()), name, reference)
         if name:
             return _member(importlib.import_module(path), name, reference)
         for point in entry_points(group=group):
@@ -79,32 +150,51 @@ def _find(group: str, reference: str) -> Any:
                 return point.load()
     except ConfigError:
         raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise PluginError(f"{reference} does not import: {reason}") from error
-    kind = group.rpartition(".")[2]
-    near = difflib.get_close_matches(reference, registered(group), n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known {kind}: {', '.join(registered(group))}"
-    raise PluginError(f"there is no {kind[:-1]} {reference!r}; {hint}")
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {_one_line(error)}"
+        raise PluginError(f"{reference} does not import: {reason}{_where(error)}") from error
+    plural = group.rpartition(".")[2]
+    hint = _hint(reference, known, f"known {plural}")
+    raise PluginError(f"there is no {kind} {reference!r}; {hint}")
 
 
-def _module_of(path: Path) -> Any:
-    if not path.exists():
-        raise PluginError(f"{path}: no such file")
+def _split(reference: str) -> tuple[str, str]:
+    """Path or module, and the name behind the last colon ("" without one)."""
+    path, colon, name = reference.rpartition(":")
+    return (path, name) if colon and name.isidentifier() else (reference, "")
+
+
+def _module_of(path: Path) -> ModuleType:
+    """Import a file by its stem, from its own folder. Raises PluginError if it can't be that."""
     path = path.resolve()
+    if not path.is_file():
+        raise PluginError(f"{path}: no such file")
+    if not re.fullmatch(r"[^\W\d][\w-]*", path.stem):
+        raise PluginError(f"{path}: a module's file name has letters, digits and _ only; rename it")
+    folder = str(path.parent)
+    added = folder not in sys.path
+    if added:
+        sys.path.append(folder)
+    try:
+        importlib.invalidate_caches()
+        _check_free(path)
+        return importlib.import_module(path.stem)
+    except BaseException:
+        if added:
+            sys.path.remove(folder)
+        raise
+
+
+def _check_free(path: Path) -> None:
+    """Raise PluginError if importing the stem would give another module than this file."""
     loaded = sys.modules.get(path.stem)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
-        return loaded
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise PluginError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
+    spec = loaded.__spec__ if loaded else importlib.util.find_spec(path.stem)
+    origin = spec.origin if spec else getattr(loaded, "__file__", None)
+    if origin is None or not Path(origin).exists() or Path(origin).resolve() != path:
+        raise PluginError(f"{path}: {path.stem} already names the module {origin}; rename the file")
 
 
-def _member(module: Any, name: str, reference: str) -> Any:
+def _member(module: ModuleType, name: str, reference: str) -> Any:
     if name:
         if not hasattr(module, name):
             raise PluginError(f"{reference}: the module has no {name}")
@@ -112,9 +202,43 @@ def _member(module: Any, name: str, reference: str) -> Any:
     own = [
         value
         for value in vars(module).values()
-        if inspect.isclass(value) and value.__module__ == module.__name__ and
-        hasattr(value, "problems")
-    ]  # fmt: skip
+        if inspect.isclass(value)
+        and value.__module__ == module.__name__
+        and hasattr(value, "problems")
+    ]
     if len(own) != 1:
-        raise PluginError(f"{reference} holds {len(own)} environments: name one as file.py:Class")
+        names = ", ".join(value.__name__ for value in own) or "no class with `problems`"
+        raise PluginError(f"{reference} holds {names}: name one as file.py:Class")
     return own[0]
+
+
+def _takes_a_sandbox(found: Any) -> bool:
+    try:
+        inspect.signature(found).bind(sandbox=None)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line that raised, to be looked up: "" where a message has it already."""
+    trace = error.__traceback__
+    if isinstance(error, SyntaxError) or trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    file = trace.tb_frame.f_code.co_filename
+    return "" if file.startswith("<") else f" ({file}:{trace.tb_lineno})"
+
+
+def _hint(name: str, known: Sequence[str], label: str = "known") -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"{label}: {', '.join(known) or 'none'}"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _article(kind: Kind) -> str:
+    return f"{'a' if kind == 'sandbox' else 'an'} {kind}"
