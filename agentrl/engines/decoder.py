@@ -7,7 +7,6 @@ ids until another session needs the place. Nothing here is thread-safe: one thre
 """
 
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -100,12 +99,12 @@ class Decoder:
         self._cached[:] = 0
         self.cache.clear()
 
-    def score(self, token_ids: Sequence[int], temperature: float) -> list[float]:
+    def score(self, ids: Ids, temperature: float) -> list[float]:
         """Entry t-1 is the logprob (nats) of token t given the ids before it, as sampling sees it.
 
         Goes through the pool in chunks like any prompt.
         """
-        ids, out = np.asarray(token_ids, np.int64), list[float]()
+        out: list[float] = []
         for start in range(0, len(ids) - 1, self._prefill_tokens):
             stop = min(start + self._prefill_tokens, len(ids) - 1)
             columns = np.arange(start, stop)[None]

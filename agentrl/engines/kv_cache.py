@@ -81,9 +81,11 @@ class SlotCache(Cache):
         self._layers = [SlotLayer(slots, context_tokens + 1) for _ in range(layers)]
         super().__init__(layers=list(self._layers))
         self.scratch_column = context_tokens
+        self._touched = 0
 
     def aim(self, window: Window) -> None:
         """Set where the next forward pass writes and what it reads."""
+        self._touched = max(self._touched, window.span)
         for layer in self._layers:
             layer.window = window
 
@@ -95,8 +97,13 @@ class SlotCache(Cache):
                 layer.values[target, :, :length] = layer.values[source, :, :length]
 
     def clear(self) -> None:
-        """Zero everything: a NaN of earlier weights must not outlive them."""
-        self.reset()
+        """Zero all that was written: a NaN of earlier weights must not outlive them."""
+        for layer in self._layers:
+            for pool in (layer.keys, layer.values):
+                if pool is not None:
+                    pool[:, :, : self._touched] = 0
+                    pool[:, :, self.scratch_column] = 0
+        self._touched = 0
 
     def free(self) -> None:
         """Give the memory back; the next use allocates again."""

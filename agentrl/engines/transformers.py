@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.engines.decoder import Decoder, Request, settle
+from agentrl.engines.decoder import Decoder, Ids, Request, settle
 from agentrl.engines.weights import copy_weights, fingerprint_of
 from agentrl.errors import ConfigError, EngineFault
 from agentrl.types import ActionTokens, Sampling
@@ -91,16 +91,12 @@ class TransformersEngine:
         position in the action, not on what else is in flight. Raises ValueError if the prompt is
         empty, leaves no room or holds an unknown id; EngineFault if the engine fails.
         """
-        prompt = np.array(prompt_ids, np.int64)
+        prompt = self._checked(prompt_ids, f"session {session}: the prompt")
         room = self.context_tokens - len(prompt)
-        if not len(prompt) or room < 1:
+        if room < 1:
             raise ValueError(
-                f"session {session}: a prompt of {len(prompt)} tokens must have at least one and "
-                f"leave room for one more in a context of {self.context_tokens}"
-            )
-        if prompt.min() < 0 or prompt.max() >= self.vocab_size:
-            raise ValueError(
-                f"session {session}: the prompt holds an id outside 0…{self.vocab_size - 1}"
+                f"session {session}: a prompt of {len(prompt)} tokens leaves no room in a context "
+                f"of {self.context_tokens}: raise engine.context_tokens or end the episode"
             )
         limit = min(sampling.max_tokens, room)
 
@@ -112,8 +108,9 @@ class TransformersEngine:
     @asynccontextmanager
     async def released(self) -> AsyncGenerator[None]:
         """Give up the accelerator: no request runs inside, new ones wait, the cache is gone."""
-        await asyncio.wrap_future(self._promise(self._hold))
+        drained = self._promise(self._hold)
         try:
+            await asyncio.wrap_future(drained)
             await self._between_steps(self._free)
             yield
         finally:
@@ -129,8 +126,24 @@ class TransformersEngine:
         return await self._between_steps(partial(self._load, weights, version))
 
     async def score(self, token_ids: Sequence[int], temperature: float) -> list[float]:
-        """Entry t-1 is the logprob (nats) of token t given the ids before it."""
-        return await self._between_steps(partial(self._decoder.score, token_ids, temperature))
+        """Entry t-1 is the logprob (nats) of token t given the ids before it.
+
+        Goes through the cache and the sampling distribution like any request. Raises ValueError
+        for ids that are unknown or more than the context.
+        """
+        ids = self._checked(token_ids, "a sequence to score")
+        return await self._between_steps(partial(self._decoder.score, ids, temperature))
+
+    def _checked(self, token_ids: Sequence[int], what: str) -> Ids:
+        ids = np.array(token_ids, np.int64)
+        if not 0 < len(ids) <= self.context_tokens:
+            raise ValueError(
+                f"{what} has {len(ids)} tokens: at least one, at most the context of "
+                f"{self.context_tokens}"
+            )
+        if ids.min() < 0 or ids.max() >= self.vocab_size:
+            raise ValueError(f"{what} holds an id outside 0…{self.vocab_size - 1}")
+        return ids
 
     async def _between_steps(self, function: Callable[[], T]) -> T:
         def begin(future: Future[T]) -> None:
