@@ -199,17 +199,19 @@ def _member(module: ModuleType, name: str, reference: str) -> Any:
         if not hasattr(module, name):
             raise PluginError(f"{reference}: the module has no {name}")
         return getattr(module, name)
-    own = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value)
-        and value.__module__ == module.__name__
-        and hasattr(value, "problems")
-    ]
+    own = {name: value for name, value in vars(module).items() if _is_environment(value, module)}
     if len(own) != 1:
-        names = ", ".join(value.__name__ for value in own) or "no class with `problems`"
+        names = ", ".join(own) or "nothing with `problems` and `verifier`"
         raise PluginError(f"{reference} holds {names}: name one as file.py:Class")
-    return own[0]
+    return next(iter(own.values()))
+
+
+def _is_environment(value: Any, module: ModuleType) -> bool:
+    """Whether it is an environment of this module's own (a class, or an object such as
+    `from_gymnasium` makes), not one that it imports."""
+    if inspect.isclass(value) and value.__module__ != module.__name__:
+        return False
+    return callable(value) and hasattr(value, "problems") and hasattr(value, "verifier")
 
 
 def _takes_a_sandbox(found: Any) -> bool:

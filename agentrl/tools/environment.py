@@ -81,6 +81,29 @@ class ToolEnvironment:
         """
         if self._ended:
             raise EnvironmentFault("step after the end of the episode: reset first")
+        try:
+            step = await self._answered(action)
+        except BaseException:
+            self._drop_thread()
+            raise
+        self._turn += 1
+        self._ended = step.terminated
+        if self._ended:
+            self._drop_thread()
+        return step
+
+    async def artifacts(self) -> Mapping[str, bytes]:
+        """The task's artifact files that exist, at most 1 MiB each. The episode is over then."""
+        self._drop_thread()
+        found: dict[str, bytes] = {}
+        for path in self.task.artifacts:
+            try:
+                found[path] = await self.sandbox.read_file(path, max_bytes=MAX_ARTIFACT_BYTES)
+            except ToolError:
+                continue
+        return found
+
+    async def _answered(self, action: Message) -> Step:
         replies: list[Message] = []
         events: list[ToolEvent] = []
         final = not action.tool_calls
@@ -90,21 +113,7 @@ class ToolEnvironment:
             events.append(event)
             if final:
                 break
-        self._turn += 1
-        self._ended = final
-        if final:
-            self._drop_thread()
         return Step(observation=tuple(replies), terminated=final, events=tuple(events))
-
-    async def artifacts(self) -> Mapping[str, bytes]:
-        """The task's artifact files that exist, at most 1 MiB each."""
-        found: dict[str, bytes] = {}
-        for path in self.task.artifacts:
-            try:
-                found[path] = await self.sandbox.read_file(path, max_bytes=MAX_ARTIFACT_BYTES)
-            except ToolError:
-                continue
-        return found
 
     async def _answer(self, call: ToolCall) -> tuple[str, ToolEvent, bool]:
         """What the model reads, what happened, and whether the episode is over."""

@@ -4,10 +4,11 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
-_Job: TypeAlias = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+_Job: TypeAlias = Callable[[], None]
 
 
 class ToolThread:
@@ -27,18 +28,25 @@ class ToolThread:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
         context = contextvars.copy_context()
-        self._jobs.put((lambda: context.run(function), loop, done))
+        self._jobs.put(lambda: _do(lambda: context.run(function), loop, done))
         return await done
 
-    def close(self) -> None:
-        """Let the thread end after what it is doing now."""
+    def close(self, *, last: Callable[[], object] | None = None) -> None:
+        """Let the thread end after what it is doing now, and after `last`; nobody waits."""
+        if last is not None:
+            self._jobs.put(lambda: _quietly(last))
         self._jobs.put(None)
 
 
 def _work(jobs: "SimpleQueue[_Job | None]") -> None:
     while (job := jobs.get()) is not None:
-        _do(*job)
+        job()
         del job  # while it waits, the thread keeps nothing of the episode alive
+
+
+def _quietly(function: Callable[[], object]) -> None:
+    with suppress(Exception):
+        function()
 
 
 def _do(
