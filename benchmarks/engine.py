@@ -3,9 +3,11 @@
     python benchmarks/engine.py [--layers 4] [--hidden 128] [--repeats 3] [--device cpu]
 
 Both serve the same random Llama, the same prompts and the same number of new tokens, in turns
-within one process. `generate` gets what suits it best: one batch of equal prompts, each of the
-same length, so that nothing is padded and no row waits for another. A third column runs episodes
-of several turns, where the engine keeps prefixes and rows join and leave at any step.
+within one process. "One action" is what suits `generate` best: one batch, prompts and actions of
+equal length, so that nothing is padded and no row waits. "Episodes" are what agents do: several
+turns with observations in between and actions of uneven length; `generate` then runs one batch
+per turn over the whole left-padded histories, until its longest row is done. Every repeat starts
+with an empty cache, the engine's prefill counts, and only tokens that somebody asked for count.
 """
 
 import asyncio
@@ -20,6 +22,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from agentrl.engines.transformers import TransformersEngine
@@ -50,82 +53,100 @@ def llama(layers: int, hidden: int, device: str) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def generate(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new: int) -> float:
-    """Seconds for one batch of `generate`, sampling, no stop token."""
-    ids = torch.tensor(prompts, device=model.device)
-    began = time.perf_counter()
+def generate(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new: int) -> Tensor:
+    """One batch of `generate`: sampling, left padding, no stop token. Returns the new ids."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=model.device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts]).to(ids.device)
     out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, top_p=1.0,
+        ids, attention_mask=mask, do_sample=True, top_k=0, top_p=1.0,
         max_new_tokens=new, min_new_tokens=new, pad_token_id=0, eos_token_id=None,
     )  # fmt: skip
-    assert out.shape[1] == ids.shape[1] + new
-    return time.perf_counter() - began
+    return out[:, width:]
 
 
-async def actions(
-    engine: TransformersEngine, prompts: Sequence[Sequence[int]], new: int, run: str
-) -> float:
-    """Seconds until each prompt has one action."""
-    began = time.perf_counter()
-    done = await asyncio.gather(
-        *(
-            engine.sample(
-                p, Sampling(max_tokens=new, stop_ids=frozenset(), seed=n), session=run + str(n)
-            )
-            for n, p in enumerate(prompts)
-        )
-    )
-    assert all(len(a.token_ids) == new for a in done)
-    return time.perf_counter() - began
+def wanted(episode: int, turn: int, new: int) -> int:
+    """How long this action is: a third, two thirds or all of an equal share of `new`."""
+    return max(1, new * (1 + (episode + turn) % 3) // (3 * TURNS))
 
 
-async def episodes(
-    engine: TransformersEngine, prompts: Sequence[Sequence[int]], new: int, run: str
-) -> float:
-    """Seconds until each prompt has `TURNS` actions of uneven length, observations in between."""
+def episodes_by_generate(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new: int) -> int:
+    """All episodes in lockstep; returns the tokens that were asked for."""
+    histories, total = [list(p) for p in prompts], 0
+    for turn in range(TURNS):
+        lengths = [wanted(n, turn, new) for n in range(len(prompts))]
+        out = generate(model, histories, max(lengths)).tolist()
+        for history, row, length in zip(histories, out, lengths, strict=True):
+            history += row[:length] + list(range(1, OBSERVATION + 1))
+            total += length
+    return total
 
-    async def episode(number: int, history: list[int]) -> int:
-        sampled = 0
+
+async def episodes(engine: TransformersEngine, prompts: Sequence[Sequence[int]], new: int) -> int:
+    """All episodes at once; returns the tokens that were asked for."""
+
+    async def episode(number: int) -> int:
+        history, total = list(prompts[number]), 0
         for turn in range(TURNS):
-            sampling = Sampling(
-                max_tokens=max(1, new * (2 + (number + turn) % 3) // (3 * TURNS)),
-                stop_ids=frozenset(),
-                seed=number * TURNS + turn,
-            )
-            action = await engine.sample(history, sampling, session=run + str(number))
-            history = [*history, *action.token_ids, *range(1, OBSERVATION + 1)]
-            sampled += len(action.token_ids)
-        return sampled
+            length = wanted(number, turn, new)
+            action = await sample(engine, history, length, number)
+            history += [*action, *range(1, OBSERVATION + 1)]
+            total += length
+        return total
 
-    began = time.perf_counter()
-    total = sum(await asyncio.gather(*(episode(n, list(p)) for n, p in enumerate(prompts))))
-    # Reported per `new * len(prompts)` tokens, like the other columns.
-    return (time.perf_counter() - began) * new * len(prompts) / total
+    return sum(await asyncio.gather(*map(episode, range(len(prompts)))))
+
+
+async def sample(
+    engine: TransformersEngine, history: Sequence[int], new: int, number: int
+) -> tuple[int, ...]:
+    sampling = Sampling(max_tokens=new, stop_ids=frozenset(), seed=number + len(history))
+    action = await engine.sample(history, sampling, session=str(number))
+    assert len(action.token_ids) == new
+    return action.token_ids
 
 
 async def measure(
     served: PreTrainedModel, plain: PreTrainedModel, shape: tuple[int, int], repeats: int
-) -> list[tuple[int, float, float, float]]:
-    """Per concurrency the median tokens/s of generate, engine and engine in episodes."""
+) -> dict[int, list[float]]:
+    """By concurrency: tokens/s of generate and engine with one action, then with episodes."""
     length, new = shape
-    rows: list[tuple[int, float, float, float]] = []
+    context = length + 2 * new + TURNS * OBSERVATION
+    table: dict[int, list[float]] = {}
     async with TransformersEngine(
-        served, max_concurrent=max(CONCURRENT), context_tokens=length + 2 * new + 4 * OBSERVATION
+        served, max_concurrent=max(CONCURRENT), context_tokens=context
     ) as engine:
-        await actions(engine, prompts_of(4, length), 8, "warm")
-        generate(plain, prompts_of(4, length), 8)
         for count in track(CONCURRENT, "measuring", console=Console(stderr=True)):
-            prompts, times = prompts_of(count, length), ([], [], [])
-            for repeat in range(repeats):
-                times[0].append(generate(plain, prompts, new))
-                async with engine.released():  # forget the prefixes: every repeat starts cold
-                    pass
-                times[1].append(await actions(engine, prompts, new, f"a{repeat}-"))
+            prompts, speeds = prompts_of(count, length), [list[float]() for _ in range(4)]
+            for _ in range(repeats + 1):
+                clock = Laps(speeds)
+                generate(plain, prompts, new)
+                clock.lap(count * new)
+                async with engine.released():  # forgets every prefix
+                    clock.restart()
+                await asyncio.gather(*(sample(engine, p, new, n) for n, p in enumerate(prompts)))
+                clock.lap(count * new)
+                clock.lap(episodes_by_generate(plain, prompts, new))
                 async with engine.released():
-                    pass
-                times[2].append(await episodes(engine, prompts, new, f"e{repeat}-"))
-            rows.append((count, *(count * new / median(t) for t in times)))
-    return rows
+                    clock.restart()
+                clock.lap(await episodes(engine, prompts, new))
+            table[count] = [median(column[1:]) for column in speeds]  # the first run warms up
+    return table
+
+
+class Laps:
+    """Turns laps of so many tokens into tokens/s, each into the next column."""
+
+    def __init__(self, columns: Sequence[list[float]]) -> None:
+        self._columns = iter(columns)
+        self.restart()
+
+    def restart(self) -> None:
+        self._began = time.perf_counter()
+
+    def lap(self, tokens: int) -> None:
+        next(self._columns).append(tokens / (time.perf_counter() - self._began))
+        self.restart()
 
 
 def main(
@@ -146,11 +167,15 @@ def main(
         title=f"tokens/s, {size:.1f}M parameters, {prompt}+{new} tokens, {device}, "
         f"{threads} thread(s), median of {repeats}"
     )
-    for name in ("concurrent", "generate", "engine", "ratio", f"engine, {TURNS} turns"):
+    for name in ("concurrent", "generate", "engine", "ratio"):
         table.add_column(name, justify="right")
-    for count, stock, ours, turns in rows:
+    for name in ("generate", "engine", "ratio"):
+        table.add_column(f"episodes: {name}", justify="right")
+    for count, (stock, ours, lockstep, turns) in rows.items():
         table.add_row(
-            str(count), f"{stock:,.0f}", f"{ours:,.0f}", f"{ours / stock:.2f}", f"{turns:,.0f}"
+            str(count),
+            *(f"{stock:,.0f}", f"{ours:,.0f}", f"{ours / stock:.2f}"),
+            *(f"{lockstep:,.0f}", f"{turns:,.0f}", f"{turns / lockstep:.2f}"),
         )
     Console().print(table)
 
