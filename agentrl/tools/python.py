@@ -1,5 +1,6 @@
 """A ready tool body: Python in the episode's sandbox."""
 
+from agentrl.errors import ToolError
 from agentrl.protocols import Sandbox
 from agentrl.tools.text import whole_characters
 from agentrl.types import ExecResult
@@ -12,9 +13,12 @@ async def run_python(sandbox: Sandbox, code: str, *, timeout_s: float) -> str:
     """Run code in a fresh Python of the sandbox; what it printed, as a model should read it.
 
     Standard output, then (if the code failed) the end of standard error or the exit code, then
-    what ended it: its time limit, its memory limit, or a cut output.
+    what ended it: its time limit, its memory limit, or a cut output. Raises ToolError for code
+    with a NUL character, at which Python would stop reading.
     """
-    # By standard input: a command line has room for 128 KiB only and takes no NUL.
+    if "\0" in code:
+        raise ToolError("the code holds a NUL character")
+    # By standard input: a command line has room for 128 KiB only.
     source = whole_characters(code).encode()
     done = await sandbox.exec(["python3", "-I", "-S", "-"], stdin=source, timeout_s=timeout_s)
     parts = [done.stdout.decode(errors="replace").rstrip("\n"), *_how_it_ended(done, timeout_s)]

@@ -1,7 +1,8 @@
 """Arithmetic with a Python tool: the smallest problem on which using a tool pays."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from random import Random
+from typing import Literal
 
 from agentrl.protocols import Split
 from agentrl.tools import ToolEnvironment, answer, call, problem, run_python, tool
@@ -20,21 +21,32 @@ class Calculator(ToolEnvironment):
         return await run_python(self.sandbox, code, timeout_s=5)
 
     @staticmethod
-    def problems(split: Split, *, digits: int = 2, count: int = 4000) -> Iterator[Problem]:
-        """Expressions of two operations on numbers of up to `digits` digits.
+    def problems(
+        split: Split,
+        *,
+        digits: int = 2,
+        operators: Sequence[Literal["+", "-"]] = ("+", "-"),
+        negative: bool = True,
+        count: int = 4000,
+    ) -> Iterator[Problem]:
+        """Expressions `(a±b)*c` on numbers of up to `digits` digits, `count` at most.
 
-        The splits don't overlap: an expression is in the test split when its own hash says so.
+        `operators` are those between a and b; without `negative`, no value is below 0. The splits
+        don't overlap: an expression is in the test split when its own hash says so.
         """
-        if not 1 <= digits <= 6:
-            raise ValueError("digits must be between 1 and 6")
+        if not 1 <= digits <= 6 or count < 1 or not operators:
+            raise ValueError("digits must be 1 to 6, count at least 1, operators one at least")
+        if not negative and "+" not in operators:
+            raise ValueError("with '-' alone most values are negative: leave negative at true")
         seen: set[str] = set()
         rng = Random(f"calculator:{digits}")
         # The space of expressions is far larger than any count in use; tries bound small ones.
         for _ in range(20 * count):
             if len(seen) >= count:
                 return
-            text = _expression(rng, digits)
-            if text not in seen and _is_test(text) == (split == "test"):
+            text = _expression(rng, digits, operators)
+            fits = negative or _value(text) >= 0
+            if text not in seen and fits and _is_test(text) == (split == "test"):
                 seen.add(text)
                 yield problem(text, str(_value(text)), id=text, sandbox=SPEC)
 
@@ -57,8 +69,9 @@ class Calculator(ToolEnvironment):
 
     @staticmethod
     def shotgun(problem: Problem) -> Generator[Message, Messages, None]:
-        """A cheat: many answers, the right one among them."""
-        yield answer(" ".join(str(n) for n in range(int(problem.reference) + 1)))
+        """A cheat: many answers, the right one last."""
+        right = int(problem.reference)
+        yield answer(" ".join(str(n) for n in range(right - 9, right + 1)))
 
     scripts = {  # noqa: RUF012
         "oracle": oracle,
@@ -71,9 +84,9 @@ class Calculator(ToolEnvironment):
 SPEC = SandboxSpec(memory_mb=256)
 
 
-def _expression(rng: Random, digits: int) -> str:
+def _expression(rng: Random, digits: int, operators: Sequence[str]) -> str:
     a, b, c = (rng.randrange(1, 10**digits) for _ in range(3))
-    first = rng.choice("+-")
+    first = rng.choice(operators)
     return f"({a}{first}{b})*{c}"
 
 
