@@ -1,6 +1,8 @@
 """The built-in environments and the template keep the contract; what breaks it is found."""
 
+import asyncio
 import random
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -318,3 +320,18 @@ async def test_what_is_left_behind_is_found() -> None:
 async def test_a_missing_sandbox_is_said() -> None:
     found = await check_environment(Calculator)
     assert any("sandbox" in f.seen for f in found)
+
+
+async def test_the_documentation_is_true(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+    sevens, _, there, back = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    own = tmp_path / "sevens.py"
+    own.write_text(sevens)
+    assert await check_environment(find_environment(str(own))) == ()
+    ours: dict[str, Any] = {}
+    await asyncio.to_thread(exec, there, ours)
+    assert ours["terminated"] and ours["reward"] in (0.0, 1.0)
+    lake = tmp_path / "lake_env.py"
+    lake.write_text(back)
+    found = await check_environment(find_environment(str(lake)))
+    assert {f.rule for f in found} == {"oracle"}, "nobody has written a script that solves it"
