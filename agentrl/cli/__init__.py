@@ -1,5 +1,5 @@
 """The command line: `agentrl VERB …`. Each verb loads what it needs, and no more."""
 
-from agentrl.cli.app import main
+from agentrl.cli.entry import main
 
 __all__ = ["main"]

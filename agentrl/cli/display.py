@@ -1,29 +1,49 @@
 """Who is told how long work goes: a live bar, nobody, or a reader of JSON lines."""
 
 import json
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from agentrl.show import printable
 
-from agentrl.protocols import Reporter
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from agentrl.protocols import Reporter
 
 
 @contextmanager
-def reporter_for(*, quiet: bool, as_json: bool) -> Generator[Reporter]:
-    """The reporter that the options ask for."""
+def reporter_for(*, quiet: bool, as_json: bool) -> "Generator[Reporter]":
+    """The reporter that the options ask for. Progress goes to stderr, JSON lines to stdout."""
     if as_json:
         yield JsonReporter()
     elif quiet:
         yield QuietReporter()
     else:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
         columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
             TimeRemainingColumn(),
-        )  # fmt: skip
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        )
+        console = Console(stderr=True, highlight=False)
+        with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
             yield LiveReporter(progress)
 
 
@@ -44,48 +64,94 @@ class QuietReporter:
 
 
 class JsonReporter(QuietReporter):
-    """Prints metrics as JSON lines."""
+    """Prints metrics and notes as JSON lines; a number that is not finite is null."""
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """One line."""
-        print(json.dumps(row), flush=True)
+        print(json.dumps(_finite(row)), flush=True)
+
+    def note(self, text: str) -> None:
+        """One line of kind "note"."""
+        print(json.dumps({"kind": "note", "text": text}), file=sys.stdout, flush=True)
+
+
+@dataclass(slots=True)
+class _Phase:
+    name: str
+    task: "TaskID"
+    left: int | None
 
 
 class LiveReporter:
-    """A bar for each phase, a line for each step."""
+    """A bar for each phase, a line for each step.
 
-    def __init__(self, progress: Progress) -> None:
+    Phases nest: an evaluation inside the training takes its bar along when it is done, and what
+    is advanced next is the training again.
+    """
+
+    def __init__(self, progress: "Progress") -> None:
         self._progress = progress
-        self._tasks: dict[str, Any] = {}
-        self._current: str = ""
+        self._phases: list[_Phase] = []
 
     def phase(self, name: str, total: int | None) -> None:
-        """Start a bar, or start it again."""
-        if name in self._tasks:
-            self._progress.remove_task(self._tasks[name])
-        self._tasks[name] = self._progress.add_task(name, total=total)
-        self._current = name
+        """Start a bar; one of the same name, and what began inside it, is over."""
+        names = [phase.name for phase in self._phases]
+        if name in names:
+            self._close(names.index(name))
+        task = self._progress.add_task(name, total=total)
+        self._phases.append(_Phase(name=name, task=task, left=total))
+        self.advance(0)
 
     def advance(self, units: int = 1) -> None:
-        """Move the current bar."""
-        self._progress.advance(self._tasks[self._current], units)
+        """Move the innermost bar, and take it away when it is full."""
+        if not self._phases:
+            return
+        phase = self._phases[-1]
+        self._progress.advance(phase.task, units)
+        if phase.left is not None:
+            phase.left -= units
+            if phase.left <= 0:
+                self._close(len(self._phases) - 1)
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """A line of figures."""
-        if row["kind"] == "eval":
-            success, stderr = row["success"], row["stderr"]
-            text = f"eval after {row['step']:4d} steps: success {success:.3f} ± {stderr:.3f}"
-            self._current = "train" if "train" in self._tasks else self._current
-        else:
-            seconds = row["sample_s"] + row["update_s"] + row["publish_s"]
-            speed = row["action_tokens"] / seconds
-            text = (
-                f"step {row['step']:4d}  reward {row['reward_mean']:.3f}  "
-                f"success {row['success_rate']:.3f}  entropy {row.get('entropy', 0.0):.3f}  "
-                f"faults {row['faults']}  {speed:.0f} tok/s  {seconds:.1f} s"
-            )
-        self._progress.console.print(text, highlight=False)
+        self.note(figures(row))
 
     def note(self, text: str) -> None:
         """A line."""
-        self._progress.console.print(text, highlight=False, markup=False)
+        self._progress.console.print(printable(text), markup=False, emoji=False, soft_wrap=True)
+
+    def _close(self, first: int) -> None:
+        for phase in self._phases[first:]:
+            self._progress.remove_task(phase.task)
+        del self._phases[first:]
+
+
+def figures(row: Mapping[str, Any]) -> str:
+    """A line of metrics.jsonl for people; what is missing is left out."""
+
+    def value(name: str) -> float:
+        found = row.get(name)
+        return float(found) if isinstance(found, int | float) else float("nan")
+
+    if row.get("kind") == "eval":
+        return (
+            f"eval after {value('step'):4.0f} steps  {row.get('split', '')} success "
+            f"{value('success'):.3f} ± {value('stderr'):.3f}"
+        )
+    seconds = value("sample_s") + value("update_s") + value("publish_s")
+    parts = [f"step {value('step'):4.0f}", f"reward {value('reward_mean'):.3f}"]
+    parts += [f"success {value('success_rate'):.3f}"]
+    parts += [f"entropy {value('entropy'):.3f}"] if "entropy" in row else []
+    parts += [f"faults {value('faults'):.0f}"] if row.get("faults") else []
+    if seconds > 0:
+        parts += [f"{value('action_tokens') / seconds:.0f} tok/s", f"{seconds:.1f} s"]
+    return "  ".join(parts)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    return value

@@ -1,0 +1,186 @@
+"""The verbs that look: show, list, report, doctor."""
+
+import json
+import warnings
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from agentrl.cli.options import Json, RunFolder, echo_json, existing_run
+from agentrl.errors import ConfigError, RecordError
+from agentrl.show import Decode, describe, find_decode, print_lines, printable, record
+
+if TYPE_CHECKING:
+    from agentrl.types import Group
+
+KINDS = ("environments", "sandboxes", "engines", "models", "presets", "runs")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    app.command()(show)
+    app.command("list")(list_)
+    app.command()(report)
+    app.command()(doctor)
+
+
+def show(
+    run: Path = typer.Argument(help="run directory, folder of step files, or one step file"),
+    step: int | None = typer.Option(None, min=0, help="step; default: the last"),
+    task: str | None = typer.Option(None, help="only groups of this task id"),
+    member: int | None = typer.Option(None, min=0, help="one member of each group"),
+    groups: int = typer.Option(1, min=1, help="groups shown at most"),
+    messages: bool = typer.Option(False, help="parsed messages instead of the exact tokens"),
+    plain: bool = typer.Option(False, help="marks instead of colours"),
+    json_: Json = False,
+) -> None:
+    """Show recorded trajectories: what the model wrote (>), what it was shown (<), the verdict."""
+    from agentrl.store import ParquetStore
+
+    folder, step = _recorded(run, step)
+    store = ParquetStore(folder)
+    found = (g for g in store.read(version=step) if task in (None, g.task_id))
+    if member is not None:
+        found = (g for g in found if any(t.member == member for t in g.trajectories))
+    chosen = list(islice(found, groups))
+    if not chosen:
+        wanted = f"task {task}" if task is not None else "group"
+        wanted += "" if member is None else f" with a member {member}"
+        raise ConfigError(f"step {step} of {folder} has no {wanted}")
+    decode = None if messages else find_decode(folder.parent, store.metadata(step))
+    if not json_:
+        typer.echo(f"step {step}" + ("" if decode or messages else " (no tokenizer: messages)"))
+    show_groups(chosen, decode=decode, member=member, plain=plain, as_json=json_)
+
+
+def show_groups(
+    groups: "Iterable[Group]",
+    *,
+    decode: Decode | None = None,
+    member: int | None = None,
+    plain: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Print groups on stdout: in colours, with marks alone, or as one JSON line each."""
+    if as_json:
+        for group in groups:
+            row = record(group)
+            kept = [n for n, t in enumerate(group.trajectories) if member in (None, t.member)]
+            row |= {name: [row[name][n] for n in kept] for name in ("trajectories", "verdicts")}
+            echo_json(row)
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, emoji=False, markup=False)
+    for group in groups:
+        print_lines(console, describe(group, decode=decode, member=member), plain=plain)
+
+
+def list_(
+    kind: str = typer.Argument("all", help=", ".join(KINDS)),
+    runs: Path = typer.Option(Path("runs"), help="folder of run directories"),
+    models: Path = typer.Option(Path("models"), help="folder of models"),
+    json_: Json = False,
+) -> None:
+    """List what there is: registered plug-ins, presets, fetched models, runs."""
+    if kind not in (*KINDS, "all"):
+        raise ConfigError(f"list {kind}: known are {', '.join(KINDS)}")
+    for chosen in KINDS if kind == "all" else (kind,):
+        rows = _names(chosen, runs, models)
+        for name, text in rows:
+            if json_:
+                echo_json({"kind": chosen, "name": name, "text": text})
+            else:
+                head = f"{chosen}: " if kind == "all" else ""
+                typer.echo(printable(f"{head}{name}" + (f"  {text}" if text else "")))
+
+
+def report(
+    run: RunFolder,
+    out: Path | None = typer.Option(None, help="HTML file; default: RUN/report.html"),
+) -> None:
+    """Write one HTML page with the curves of a run, its configuration and some trajectories."""
+    from agentrl.report import write_report
+
+    existing_run(run)
+    path = out or run / "report.html"
+    write_report(run, path)
+    typer.echo(str(path))
+
+
+def doctor(json_: Json = False) -> None:
+    """Say what works on this machine, and how to get the rest."""
+    from agentrl.doctor import examine
+
+    findings = examine()
+    if json_:
+        typer.echo(json.dumps([finding.as_row() for finding in findings]))
+    else:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("part", "works", "what was found, or how to get it")
+        for finding in findings:
+            works = "yes" if finding.works else "NO" if finding.needed else "no"
+            table.add_row(finding.part, works, Text(printable(finding.text)))
+        Console(highlight=False, emoji=False).print(table)
+    if not all(finding.works for finding in findings if finding.needed):
+        raise typer.Exit(1)
+
+
+def _recorded(run: Path, step: int | None) -> tuple[Path, int]:
+    """The folder of step files and the step that is meant. Raises RecordError."""
+    from agentrl.store import ParquetStore
+
+    if not run.exists():
+        raise RecordError(f"{run}: no such file or folder")
+    if run.is_file():
+        number = run.stem.removeprefix("step-")
+        if run.suffix != ".parquet" or run.name == run.stem or not number.isdecimal():
+            raise RecordError(f"{run} is no step file: those are named step-NNNNNNNN.parquet")
+        return run.parent, int(number)
+    folder = run / "trajectories" if (run / "trajectories").is_dir() else run
+    with warnings.catch_warnings():
+        if folder == run:
+            warnings.simplefilter("ignore")  # any folder may be named; its other files are fine
+        versions = ParquetStore(folder).versions()
+    if not versions:
+        raise RecordError(f"{run} holds no trajectories")
+    if step is not None and step not in versions:
+        raise RecordError(f"{run} has no step {step}: steps {versions[0]} to {versions[-1]}")
+    return folder, versions[-1] if step is None else step
+
+
+def _names(kind: str, runs: Path, models: Path) -> Sequence[tuple[str, str]]:
+    if kind == "runs":
+        return [(path.name, _progress(path)) for path in _folders(runs, "config.yaml")]
+    if kind == "models":
+        from agentrl.cli.fetch import FETCHABLE
+
+        local = [(str(path), "") for path in _folders(models, "config.json")]
+        return [("tiny", "built in"), *local, *((n, "agentrl fetch") for n in FETCHABLE)]
+    if kind == "presets":
+        from agentrl.algorithms import PRESETS
+
+        return [(name, "") for name in PRESETS]
+    from agentrl.plugins import registered
+
+    return [(name, "") for name in registered(f"agentrl.{kind}")]
+
+
+def _folders(root: Path, holding: str) -> list[Path]:
+    return sorted(path.parent for path in root.glob(f"*/{holding}"))
+
+
+def _progress(run: Path) -> str:
+    from agentrl.report import read_rows
+
+    rows = read_rows(run / "metrics.jsonl")
+    steps = sum(row["kind"] == "step" for row in rows)
+    evals: list[Any] = [row.get("success") for row in rows if row["kind"] == "eval"]
+    last = f", success {evals[-1]:.3f}" if evals and isinstance(evals[-1], float) else ""
+    return f"{steps} steps{last}"

@@ -1,0 +1,84 @@
+"""The verbs that make and clear things: init, fetch, prune."""
+
+import asyncio
+import keyword
+from importlib.resources import files
+from pathlib import Path
+
+import typer
+
+from agentrl.cli.options import Quiet, existing_run
+from agentrl.errors import AgentRLError, ConfigError
+
+TEMPLATE = "templates/environment.py.txt"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    app.command()(init)
+    app.command()(fetch)
+    app.command()(prune)
+
+
+def init(
+    name: str = typer.Argument(help="module name, such as my_env"),
+    folder: Path = typer.Option(Path("."), help="where to write it"),
+) -> None:
+    """Write a new environment file that runs as it stands."""
+    stem = name.removesuffix(".py")
+    if not stem.isidentifier() or keyword.iskeyword(stem):
+        raise ConfigError(f"init {name}: it must be a Python module name, such as my_env")
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder")
+    path = folder / f"{stem}.py"
+    text = files("agentrl").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} is there already: choose another name") from None
+    typer.echo(f"{path}: try `agentrl check env {path}`, then `agentrl train {path}`")
+
+
+def fetch(
+    name: str = typer.Argument(help="smollm2-135m"),
+    folder: Path = typer.Option(Path("models"), help="folder of models"),
+    quiet: Quiet = False,
+) -> None:
+    """Fetch a small pretrained model and convert it to a plain model folder."""
+    from agentrl.cli.display import reporter_for
+    from agentrl.cli.fetch import fetch_model
+
+    with reporter_for(quiet=quiet, as_json=False) as reporter:
+        path = fetch_model(name, folder, reporter)
+    typer.echo(str(path))
+
+
+def prune(
+    run: Path | None = typer.Argument(None, help="also clear what interrupted saves left there"),
+    run_id: str = typer.Option("", help="only the sandboxes of this run; default: of any"),
+) -> None:
+    """Remove what dead runs left behind. Don't use it on a run that is going on."""
+    from agentrl.plugins import find_sandbox, registered
+
+    for name in registered("agentrl.sandboxes"):
+        try:
+            removed = asyncio.run(find_sandbox(name)().prune(run_id))
+            typer.echo(f"{name}: {removed} removed")
+        except AgentRLError as error:  # one backend that is not installed must not hide the rest
+            typer.echo(f"{name}: skipped, {error}", err=True)
+    if run is not None:
+        typer.echo(f"{run}: {_clear(existing_run(run))} half-written files and folders removed")
+
+
+def _clear(run: Path) -> int:
+    """Remove half-written checkpoints and trajectory files; returns how many."""
+    import shutil
+
+    folders = [*run.glob("checkpoints/.partial-*"), *run.glob("checkpoints/.old-*")]
+    halves = list(run.glob("trajectories/*.tmp"))
+    for folder in folders:
+        shutil.rmtree(folder)
+    for half in halves:
+        half.unlink()
+    return len(folders) + len(halves)
