@@ -5,7 +5,7 @@ Each public function is a verb of the command line; it owns its event loop.
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +37,7 @@ from agentrl.rollout import Limits, Stage, run_script
 from agentrl.store import ParquetStore
 from agentrl.train import Pace, Run, problem_at
 from agentrl.train import train as run_loop
-from agentrl.types import Group, Trajectory
+from agentrl.types import Group, Problem, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +107,11 @@ def rollout(
 
 async def _train(config: RunConfig, start: str, found: Path | None, reporter: Reporter) -> None:
     environment = find_environment(config.environment.name)
-    problems = problems_of(environment, "train", config.environment.options)
-    folder = config.run.dir
+    options, run = config.environment.options, config.run
+    problems = problems_of(environment, "train", options)
+    held_out = (
+        problems_of(environment, "test", options, run.eval_problems) if run.eval_every else ()
+    )
     policy = _load(config, str(found) if found else start)
     learner = _learner(config, policy, start)
     progress = load_checkpoint(found, learner) if found else Progress(version=0, cursor=0)
@@ -116,20 +119,18 @@ async def _train(config: RunConfig, start: str, found: Path | None, reporter: Re
         reporter.note(f"resuming from {found}")
     async with _stage(config, environment, policy) as stage:
         facts = _record(config, policy, stage)
-        with open_metrics(
-            folder, from_step=progress.version, tracker=config.run.tracker
-        ) as metrics:
+        with open_metrics(run.dir, from_step=progress.version, tracker=run.tracker) as metrics:
             await run_loop(
                 Run(
                     stage=stage,
                     learner=learner,
                     weights=InProcessWeightSync(stage.engine),  # type: ignore[arg-type]
-                    store=ParquetStore(folder / "trajectories", metadata=facts),
+                    store=ParquetStore(run.dir / "trajectories", metadata=facts),
                     problems=problems,
                     algorithm=config.algorithm,
                     pace=_pace(config),
                     checkpoint=_checkpointer(config, learner, policy),
-                    evaluate=lambda: _evaluate(config, stage, reporter),
+                    evaluate=lambda: _evaluate(config, stage, held_out, reporter),
                     metrics=metrics,
                     reporter=reporter,
                     cursor=progress.cursor,
@@ -198,27 +199,33 @@ async def _rollout(
     environment = find_environment(config.environment.name)
     policy = _load(config, model or _newest(config))
     async with _stage(config, environment, policy) as stage:
-        return await evaluation.run_groups(
+        return await _groups(
+            config,
             replace(stage, temperature=0.0) if greedy else stage,
             problems_of(environment, split, config.environment.options, problems),
+            reporter,
             size=size,
-            seed=config.run.seed,
-            concurrency=config.rollout.concurrency,
-            reporter=reporter,
         )
 
 
-async def _evaluate(config: RunConfig, stage: Stage, reporter: Reporter) -> evaluation.Evaluation:
-    options, limit = config.environment.options, config.run.eval_problems
-    groups = await evaluation.run_groups(
+async def _evaluate(
+    config: RunConfig, stage: Stage, problems: Sequence[Problem], reporter: Reporter
+) -> evaluation.Evaluation:
+    groups = await _groups(config, stage, problems, reporter, size=1)
+    return evaluation.summarise(groups, samples=1)
+
+
+async def _groups(
+    config: RunConfig, stage: Stage, problems: Sequence[Problem], reporter: Reporter, *, size: int
+) -> list[Group]:
+    return await evaluation.run_groups(
         stage,
-        problems_of(stage.environment, "test", options, limit),
-        size=1,
+        problems,
+        size=size,
         seed=config.run.seed,
         concurrency=config.rollout.concurrency,
         reporter=reporter,
     )
-    return evaluation.summarise(groups, samples=1)
 
 
 @asynccontextmanager

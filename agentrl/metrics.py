@@ -1,12 +1,12 @@
 """Where the numbers of a run go: metrics.jsonl, TensorBoard and, if asked for, a service."""
 
 import json
-import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agentrl.atomic import whole_file
 from agentrl.errors import ConfigError
 
 Sink = Callable[[Mapping[str, Any]], None]
@@ -53,9 +53,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _keep_before(path: Path, step: int) -> None:
     """A step row is of the step it took; an evaluation row of the step it followed."""
     rows = [r for r in read_metrics(path) if r["step"] < step + (r["kind"] == "eval")]
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    os.replace(fresh, path)
+    with whole_file(path) as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, float]:

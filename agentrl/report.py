@@ -7,7 +7,6 @@ runs that are going on, and on what a killed run left.
 import base64
 import io
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 from jinja2 import Environment
 
+from agentrl.atomic import whole_file
 from agentrl.errors import ConfigError, RecordError
 from agentrl.show import Line, describe, find_decode
 
@@ -116,9 +116,8 @@ def write_report(run: Path, out: Path) -> None:
         provenance=_text_of(run / "provenance.json"),
         episodes=list(_episodes(run)),
     )
-    temporary = out.with_name(out.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8", errors="replace")
-    os.replace(temporary, out)
+    with whole_file(out) as file:
+        file.write(text.encode(errors="replace"))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from agentrl.algorithms import AlgorithmConfig
 from agentrl.errors import NoSignal, TooManyFaults
 from agentrl.evaluate import Evaluation
 from agentrl.grading import GroupStatistics, statistics
+from agentrl.learning.advantage import has_signal
 from agentrl.learning.batch import collate
 from agentrl.protocols import Learner, Reporter, TrajectoryStore, WeightSync
 from agentrl.rollout import Stage, run_group
@@ -100,7 +101,7 @@ async def step(run: Run, queue: "GroupQueue") -> None:
     report = statistics(taken)
     stop_if_hopeless(run, report)
 
-    batch = collate(usable(taken, run.algorithm), run.algorithm)
+    batch = collate(taken, run.algorithm)
     cursor = run.cursor + len(taken)
 
     def learn() -> Mapping[str, float]:
@@ -128,21 +129,15 @@ async def next_groups(run: Run, queue: "GroupQueue") -> list[Group]:
     refill budget goes (dynamic sampling, 2503.14476 section 3.2); all that were taken come back.
     """
     want, algorithm = run.pace.groups, run.algorithm
-    budget = want
-    if algorithm.zero_variance == "drop":
-        budget = max(want, int(want * algorithm.refill))
+    dropping = algorithm.zero_variance == "drop"
+    budget = int(want * algorithm.refill) if dropping else want
     taken: list[Group] = []
     useful = 0
     while useful < want and len(taken) < budget:
-        if algorithm.zero_variance == "drop" or len(taken) < want:
-            taken.append(await queue.take())
-        useful = sum(g.has_signal or algorithm.zero_variance == "keep" for g in taken)
+        group = await queue.take()
+        taken.append(group)
+        useful += not dropping or has_signal(group, algorithm)
     return taken
-
-
-def usable(groups: Sequence[Group], algorithm: AlgorithmConfig) -> list[Group]:
-    """The groups that the zero-variance policy leaves in the batch."""
-    return [g for g in groups if g.has_signal or algorithm.zero_variance == "keep"]
 
 
 class GroupQueue:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from agentrl.atomic import sync_folder
 from agentrl.errors import RecordError
 from agentrl.learning.learner import PolicyLearner
 
@@ -71,7 +72,7 @@ def save_checkpoint(
         if final.exists():
             os.replace(final, root / f"{_OLD}{final.name}-{os.getpid()}")
         os.replace(partial, final)
-        _sync_folder(root)
+        sync_folder(root)
     prune_checkpoints(root, keep)
     return final
 
@@ -185,16 +186,8 @@ def _restore_random_state(state: Mapping[str, Any]) -> None:
 def _sync(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_dir():
-            _sync_folder(path)
+            sync_folder(path)
         else:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(folder)

@@ -11,13 +11,13 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.atomic import HALF_WRITTEN, whole_file
 from agentrl.errors import RecordError
 from agentrl.store.redaction import cleaner, secret_values
 from agentrl.store.schema import COLUMNS, VERSION, decode, encode
 from agentrl.types import Group
 
 _STEP_FILE = re.compile(r"step-(\d{8,})\.parquet")
-_HALF_WRITTEN = ".tmp"
 _SCHEMA_KEY = "agentrl_schema"
 _READ_ROWS = 16
 _WRITE_TOKENS = 1 << 20
@@ -53,7 +53,7 @@ class ParquetStore:
         """Write the groups of step `version`, whole or not at all. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         schema = COLUMNS.with_metadata(self._metadata)
-        with _whole_file(self._path(version)) as file, _writer(file, schema) as writer:
+        with whole_file(self._path(version)) as file, _writer(file, schema) as writer:
             for chunk in _chunks(groups):
                 writer.write_batch(encode(chunk, self._clean))
 
@@ -75,7 +75,7 @@ class ParquetStore:
             match = _STEP_FILE.fullmatch(path.name)
             if match:
                 found.append(int(match[1]))
-            elif path.suffix == _HALF_WRITTEN:
+            elif path.suffix == HALF_WRITTEN:
                 warnings.warn(f"skipped: {path} is half-written: its writer died", stacklevel=3)
             else:
                 warnings.warn(f"skipped: {path} is not a step file", stacklevel=3)
@@ -158,26 +158,3 @@ def _naming(path: Path) -> Generator[None]:
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise RecordError(f"{path} is cut or damaged: {reason}") from None
-
-
-@contextmanager
-def _whole_file(path: Path) -> Generator[BinaryIO]:
-    """A file that appears under its name only when all of it is on disk."""
-    temporary = path.with_name(path.name + _HALF_WRITTEN)
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
