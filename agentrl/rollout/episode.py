@@ -11,6 +11,7 @@ from agentrl.guard import blaming
 from agentrl.protocols import Environment
 from agentrl.rollout.actor import Actor
 from agentrl.rollout.reply import fit_reply
+from agentrl.rollout.sandbox import SandboxOnDemand
 from agentrl.rollout.stage import Stage
 from agentrl.types import (
     Ending,
@@ -62,6 +63,11 @@ class LiveEpisode:
     token_ids: list[int] = field(default_factory=list[int])
     seconds: _Seconds = field(default_factory=_Seconds)
     started: float = field(default_factory=time.monotonic)
+    sandbox: SandboxOnDemand | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        spec, provider = self.task.sandbox, self.stage.sandboxes
+        self.sandbox = SandboxOnDemand(provider, spec) if provider and spec else None
 
     def deadline(self, share: float = 1.0) -> float:
         """When this share of the time limit is used up, in monotonic seconds."""
@@ -159,6 +165,10 @@ class LiveEpisode:
     async def _step(self, environment: Environment) -> Step:
         """The environment's answer to the last action, added to the record."""
         last = self.turns[-1]
+        if self.sandbox is not None and last.message.tool_calls:
+            # Before the tool's own clock starts: opening is not the agent's time.
+            with self.seconds.measure("open_s"):
+                await self.sandbox.opened()
         with self.seconds.measure("tools_s"), blaming(EnvironmentFault, "step", but=_LOST):
             step = await environment.step(last.message)
         self._check_time()

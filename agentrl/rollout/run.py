@@ -6,8 +6,7 @@ agent can cause ends the episode and is graded; what infrastructure causes is a 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 
 from agentrl.errors import (
@@ -20,7 +19,7 @@ from agentrl.errors import (
 )
 from agentrl.grading import Outcome, grade_group
 from agentrl.guard import blaming, until
-from agentrl.protocols import Environment, Sandbox, Script, Writer
+from agentrl.protocols import Environment, Script, Writer
 from agentrl.rollout.actor import PolicyActor, ScriptActor
 from agentrl.rollout.episode import PLAY_SHARE, LiveEpisode, episode_id
 from agentrl.rollout.stage import Stage
@@ -81,13 +80,16 @@ async def run_script(
 
 
 async def _live(episode: LiveEpisode) -> Episode:
-    """Open the sandbox, play, take the artifacts, close: in this order, whatever happens."""
+    """Play, take the artifacts, close the sandbox: in this order, whatever happens."""
     _need_sandboxes(episode.stage, episode.task)
-    async with _sandbox(episode) as sandbox:
+    try:
         with blaming(EnvironmentFault, "making the environment"):
-            environment = episode.stage.environment(sandbox=sandbox)
+            environment = episode.stage.environment(sandbox=episode.sandbox)
         trajectory = episode.trajectory(await _ending(episode, environment))
         return await _with_artifacts(episode, environment, trajectory)
+    finally:
+        if episode.sandbox is not None:
+            await episode.sandbox.close()
 
 
 async def _ending(episode: LiveEpisode, environment: Environment) -> Ending:
@@ -99,6 +101,7 @@ async def _ending(episode: LiveEpisode, environment: Environment) -> Ending:
             raise SandboxFault(f"the sandbox was lost before the first action: {lost}") from lost
         return Ending.SANDBOX_LOST
     except TimeoutError:
+        _blame_an_unopened_sandbox(episode)
         if episode.turns:
             return Ending.TIMED_OUT
         fault, phase = (EngineFault, "sampling") if episode.prompt else (EnvironmentFault, "reset")
@@ -123,6 +126,7 @@ async def _with_artifacts(
         except SandboxLost:
             ending = Ending.SANDBOX_LOST
         except TimeoutError:
+            _blame_an_unopened_sandbox(episode)
             ending = Ending.TIMED_OUT
     metrics = {**trajectory.metrics, "total_s": time.monotonic() - episode.started}
     return Episode(
@@ -130,26 +134,10 @@ async def _with_artifacts(
     )
 
 
-@asynccontextmanager
-async def _sandbox(episode: LiveEpisode) -> AsyncGenerator[Sandbox | None]:
-    """The task's sandbox, closed at the end whatever happens; opening counts against the limit."""
-    spec, provider = episode.task.sandbox, episode.stage.sandboxes
-    if spec is None or provider is None:
-        yield None
-        return
-    session = provider.session(spec)
-    limit_s = episode.stage.limits.timeout_s
-    with episode.seconds.measure("open_s"), blaming(SandboxFault, "opening the sandbox"):
-        try:
-            async with asyncio.timeout(limit_s * PLAY_SHARE):
-                sandbox = await session.__aenter__()
-        except TimeoutError:
-            raise SandboxFault(f"the sandbox did not open within {limit_s:g} s") from None
-    try:
-        yield sandbox
-    finally:
-        with blaming(SandboxFault, "closing the sandbox"):
-            await session.__aexit__(None, None, None)
+def _blame_an_unopened_sandbox(episode: LiveEpisode) -> None:
+    if episode.sandbox is not None and episode.sandbox.opening:
+        limit_s = episode.stage.limits.timeout_s
+        raise SandboxFault(f"the sandbox did not open within {limit_s:g} s") from None
 
 
 def _need_sandboxes(stage: Stage, task: Task) -> None:

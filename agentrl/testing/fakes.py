@@ -298,7 +298,8 @@ def _verdict(rated: Verdict | float) -> Verdict:
 class FakeEnvironment:
     """An EnvironmentClass whose episodes answer by `answer` and leave `kept` as artifacts.
 
-    `resets` keeps the seed of every reset; `log` what happens, in order.
+    `resets` keeps the seed of every reset; `log` what happens, in order. With `sets_up` a reset
+    runs a command in the sandbox, which opens it.
     """
 
     answer: Answer = ends_at_once
@@ -308,12 +309,13 @@ class FakeEnvironment:
     tools: Sequence[Tool] = ()
     kept: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     delay_s: float = 0.0
+    sets_up: bool = False
     log: list[str] = field(default_factory=list[str])
     resets: list[int] = field(default_factory=list[int])
 
     def __call__(self, *, sandbox: Sandbox | None) -> "FakeEpisode":
         """One episode."""
-        return FakeEpisode(self)
+        return FakeEpisode(self, sandbox)
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """All of them for training, none held out."""
@@ -323,8 +325,8 @@ class FakeEnvironment:
 class FakeEpisode:
     """One episode of a `FakeEnvironment`."""
 
-    def __init__(self, made_by: FakeEnvironment) -> None:
-        self._made_by = made_by
+    def __init__(self, made_by: FakeEnvironment, sandbox: Sandbox | None) -> None:
+        self._made_by, self._sandbox = made_by, sandbox
         self._turn = 0
 
     @property
@@ -336,6 +338,8 @@ class FakeEpisode:
         """The task's prompt."""
         self._made_by.log.append("reset")
         self._made_by.resets.append(seed)
+        if self._made_by.sets_up and self._sandbox is not None:
+            await self._sandbox.exec(["set-up"], timeout_s=1)
         return task.prompt, {}
 
     async def step(self, action: Message) -> Step:

@@ -29,6 +29,7 @@ from agentrl.rollout import (
     run_script,
     sampling_seed,
 )
+from agentrl.rollout.sandbox import SandboxOnDemand
 from agentrl.testing.fakes import (
     STOP,
     CharRenderer,
@@ -406,7 +407,14 @@ async def test_late_result_is_ignored() -> None:
     ("stage", "fault"),
     [
         (a_stage(FixedEngine("x", delay_s=9), timeout_s=0.1), EngineFault),
-        (a_stage(timeout_s=0.1, sandboxes=FakeSandboxes(delay_s=9)), SandboxFault),
+        (
+            a_stage(
+                environment=FakeEnvironment(sets_up=True),
+                timeout_s=0.1,
+                sandboxes=FakeSandboxes(delay_s=9),
+            ),
+            SandboxFault,
+        ),
     ],
 )
 async def test_no_action_in_time_is_a_fault(stage: Stage, fault: type[Exception]) -> None:
@@ -432,7 +440,7 @@ class Raising(FakeEnvironment):
     """Raises in one phase."""
 
     def __init__(self, phase: str, error: BaseException) -> None:
-        super().__init__(answer=echo)
+        super().__init__(answer=echo, sets_up=True)
         self.phase, self.error = phase, error
 
     def __call__(self, *, sandbox: Any) -> Any:
@@ -540,10 +548,53 @@ async def test_task_with_a_sandbox_needs_a_backend() -> None:
 
 async def test_artifacts_before_the_sandbox_closes_grading_after() -> None:
     log: list[str] = []
-    environment = FakeEnvironment(log=log, verifier=FakeVerifier(log=log))
+    environment = FakeEnvironment(log=log, verifier=FakeVerifier(log=log), sets_up=True)
     stage = a_stage(environment=environment, sandboxes=FakeSandboxes(log=log))
     await run_group(stage, a_problem(sandbox=SandboxSpec()), size=1, seed=0)
-    assert log == ["open", "reset", "step", "artifacts", "close", "grade"]
+    assert log == ["reset", "open", "exec set-up", "step", "artifacts", "close", "grade"]
+
+
+async def test_sandbox_that_nobody_uses_is_never_opened() -> None:
+    sandboxes = FakeSandboxes()
+    await one(a_stage(sandboxes=sandboxes), a_problem(sandbox=SandboxSpec()))
+    assert sandboxes.log == []
+
+
+async def test_sandbox_is_open_before_the_clock_of_the_first_call_starts() -> None:
+    log: list[str] = []
+    stage = a_stage(
+        FixedEngine("@f {}", "@f {}", "x"),
+        FakeEnvironment(answer=echo, log=log),
+        sandboxes=FakeSandboxes(log=log, delay_s=0.05),
+    )
+    episode = await one(stage, a_problem(sandbox=SandboxSpec()))
+    assert log == ["reset", "open", "step", "step", "step", "artifacts", "close"]
+    seconds = episode.trajectory.metrics
+    assert seconds["open_s"] > 0.05 > seconds["tools_s"]
+
+
+async def test_agent_is_not_blamed_for_a_sandbox_that_opens_too_slowly_in_mid_episode() -> None:
+    sandboxes = FakeSandboxes(delay_s=9)
+    stage = a_stage(
+        FixedEngine("@f {}"), FakeEnvironment(answer=echo), sandboxes=sandboxes, timeout_s=0.2
+    )
+    with pytest.raises(SandboxFault, match=r"did not open within 0\.2 s"):
+        await one(stage, a_problem(sandbox=SandboxSpec()))
+    assert sandboxes.open_now == 0
+
+
+async def test_tool_that_runs_out_of_time_leaves_the_opening_for_the_next_one() -> None:
+    sandboxes = FakeSandboxes(delay_s=0.1)
+    sandbox = SandboxOnDemand(sandboxes, SandboxSpec())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await sandbox.write_file("a", b"1")
+    assert sandbox.opening
+    await asyncio.gather(sandbox.write_file("a", b"2"), sandbox.write_file("b", b"3"))
+    assert await sandbox.read_file("a", max_bytes=9) == b"2"
+    await sandbox.close()
+    await sandbox.close()
+    assert (sandboxes.log.count("open"), sandboxes.open_now) == (1, 0)
 
 
 async def test_every_sandbox_is_closed_before_the_group_is_graded() -> None:
@@ -561,7 +612,7 @@ async def test_sandbox_is_closed_whatever_fails(phase: str, error: Exception) ->
     sandboxes = FakeSandboxes()
     stage = a_stage(environment=Raising(phase, error), sandboxes=sandboxes)
     await run_group(stage, a_problem(sandbox=SandboxSpec()), size=3, seed=0)
-    assert sandboxes.log.count("open") == 3
+    assert sandboxes.log.count("open") == (3 if phase in ("step", "artifacts") else 0)
     assert sandboxes.open_now == 0
 
 
@@ -589,7 +640,10 @@ async def test_sandbox_that_cannot_be_closed_is_a_fault() -> None:
             raise OSError("busy")
 
     with pytest.raises(SandboxFault, match="closing the sandbox: OSError: busy"):
-        await one(a_stage(sandboxes=Stuck()), a_problem(sandbox=SandboxSpec()))
+        await one(
+            a_stage(environment=FakeEnvironment(sets_up=True), sandboxes=Stuck()),
+            a_problem(sandbox=SandboxSpec()),
+        )
 
 
 # ---------------------------------------------------------------- groups and seeds
