@@ -1,6 +1,7 @@
 """The only file that names concrete classes: turns a configuration into running parts.
 
-Each public function is a verb of the command line; it owns its event loop.
+`open_run` is for programs that change a part before they train; every other public function is a
+verb of the command line and owns its event loop.
 """
 
 import asyncio
@@ -58,8 +59,7 @@ def train(config: RunConfig, *, reporter: Reporter, resume: bool = True) -> None
         raise ConfigError(
             f"{config.run.dir} already holds a run: resume it, or set another run.dir"
         )
-    start = _starting_point(config, reporter)
-    asyncio.run(_train(config, start, found, reporter))
+    asyncio.run(_train(config, reporter))
 
 
 def warm_start(config: RunConfig, *, reporter: Reporter, force: bool = False) -> Path:
@@ -67,10 +67,7 @@ def warm_start(config: RunConfig, *, reporter: Reporter, force: bool = False) ->
 
     A folder that is there already is taken as it is, unless `force`.
     """
-    folder = config.run.dir / "warm_start"
-    if force or not (folder / "config.json").exists():
-        asyncio.run(_warm_start(config, folder, reporter))
-    return folder
+    return asyncio.run(_warm_start(config, reporter, force=force))
 
 
 def evaluate(
@@ -105,9 +102,17 @@ def rollout(
     )
 
 
-async def _train(config: RunConfig, start: str, found: Path | None, reporter: Reporter) -> None:
-    environment = find_environment(config.environment.name)
-    options, run = config.environment.options, config.run
+@asynccontextmanager
+async def open_run(config: RunConfig, *, reporter: Reporter) -> AsyncGenerator[Run]:
+    """All parts of a run, for `agentrl.train.train`: warm-started or resumed, closed at the end.
+
+    Any part may be replaced before the loop starts. Raises what `train` raises.
+    """
+    run, found = config.run, latest_checkpoint(config.run.dir / "checkpoints")
+    start = config.model.path
+    if config.warm_start.steps:
+        start = str(await _warm_start(config, reporter, force=False))
+    environment, options = find_environment(config.environment.name), config.environment.options
     problems = problems_of(environment, "train", options)
     held_out = (
         problems_of(environment, "test", options, run.eval_problems) if run.eval_every else ()
@@ -120,26 +125,32 @@ async def _train(config: RunConfig, start: str, found: Path | None, reporter: Re
     async with _stage(config, environment, policy) as stage:
         facts = _record(config, policy, stage)
         with open_metrics(run.dir, from_step=progress.version, tracker=run.tracker) as metrics:
-            await run_loop(
-                Run(
-                    stage=stage,
-                    learner=learner,
-                    weights=InProcessWeightSync(stage.engine),  # type: ignore[arg-type]
-                    store=ParquetStore(run.dir / "trajectories", metadata=facts),
-                    problems=problems,
-                    algorithm=config.algorithm,
-                    pace=_pace(config),
-                    checkpoint=_checkpointer(config, learner, policy),
-                    evaluate=lambda: _evaluate(config, stage, held_out, reporter),
-                    metrics=metrics,
-                    reporter=reporter,
-                    cursor=progress.cursor,
-                )
+            yield Run(
+                stage=stage,
+                learner=learner,
+                weights=InProcessWeightSync(stage.engine),  # type: ignore[arg-type]
+                store=ParquetStore(run.dir / "trajectories", metadata=facts),
+                problems=problems,
+                algorithm=config.algorithm,
+                pace=_pace(config),
+                checkpoint=_checkpointer(config, learner, policy),
+                evaluate=lambda: _evaluate(config, stage, held_out, reporter),
+                metrics=metrics,
+                reporter=reporter,
+                cursor=progress.cursor,
             )
 
 
-async def _warm_start(config: RunConfig, folder: Path, reporter: Reporter) -> None:
-    section, policy = config.warm_start, _load(config, config.model.path)
+async def _train(config: RunConfig, reporter: Reporter) -> None:
+    async with open_run(config, reporter=reporter) as run:
+        await run_loop(run)
+
+
+async def _warm_start(config: RunConfig, reporter: Reporter, *, force: bool) -> Path:
+    section, folder = config.warm_start, config.run.dir / "warm_start"
+    if not force and (folder / "config.json").exists():
+        return folder
+    policy = _load(config, config.model.path)
     if not section.steps:
         raise ConfigError("warm_start.steps is 0: set it to the number of supervised updates")
     environment = find_environment(config.environment.name)
@@ -163,6 +174,7 @@ async def _warm_start(config: RunConfig, folder: Path, reporter: Reporter) -> No
     )
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
+    return folder
 
 
 async def _traces(config: RunConfig, stage: Stage, reporter: Reporter) -> list[Trajectory]:
@@ -262,13 +274,6 @@ async def _stage(
             ),
             temperature=config.sampling.temperature,
         )
-
-
-def _starting_point(config: RunConfig, reporter: Reporter) -> str:
-    """The model that the run starts from: warm-started if the configuration asks for it."""
-    if config.warm_start.steps:
-        return str(warm_start(config, reporter=reporter))
-    return config.model.path
 
 
 def _newest(config: RunConfig) -> str:

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any, Literal
 
 from jinja2 import TemplateError
@@ -36,7 +35,7 @@ class ChatTemplateRenderer:
 
     `tokenizer` is a PreTrainedTokenizerBase. Tools go to templates that take them; others get a
     preamble in the system message. A template that refuses the system or tool role gets that text
-    in a user message.
+    in a user message, one that wants the roles to alternate gets neighbours as one message.
     """
 
     def __init__(self, tokenizer: Any, *, format: ToolFormat, stop_ids: frozenset[int]) -> None:
@@ -46,10 +45,14 @@ class ChatTemplateRenderer:
         self._tokenizer = tokenizer
         self._end: int = tokenizer.eos_token_id
         self.takes_tools = "tools" in self.template
-        self.takes_system = self._accepts([_dict("system", "s"), _dict("user", "u")])
-        past = [_dict("user", "u"), _dict("assistant", "a")]
-        self.takes_tool_role = self._accepts([*past, _dict("tool", "t")])
+        self.takes_system = self._accepts("system", "user")
+        self.takes_tool_role = self._accepts("user", "assistant", "tool")
+        self.takes_neighbours = self._accepts("user", "assistant", "user", "user") and (
+            not self.takes_tool_role or self._accepts("user", "assistant", "tool", "tool")
+        )
         self._half_open = self._text([_dict("user", "u")]).rstrip().endswith("<think>")
+        self._quotes_tools = self.takes_tool_role and self._quotes("user", "assistant", "tool")
+        self._end = self._end_of_turn()
 
     def open(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         """The ids of the whole prompt, up to where the policy starts to write."""
@@ -92,8 +95,10 @@ class ChatTemplateRenderer:
         return (*self._plain(text, special=True), self._end)
 
     def is_append_only(self) -> bool:
-        """Whether the template leaves an earlier action's text alone when the talk goes on."""
+        """Whether the template leaves an earlier text alone when the talk goes on."""
         past = [_dict("user", "u"), _dict("assistant", "<think>why</think>a")]
+        if self.takes_system:
+            past.insert(0, _dict("system", "s"))
         ends = self._tokenizer.apply_chat_template(
             past, chat_template=self.template, tokenize=False
         )
@@ -103,15 +108,12 @@ class ChatTemplateRenderer:
         self, messages: Sequence[Message], tools: list[dict[str, Any]]
     ) -> list[tuple[int | None, str]]:
         """The rendered conversation in parts: scaffold (None) and contents (their number)."""
-        numbers = count()
-        contents: list[str] = []
-        dicts: list[dict[str, Any]] = []
-        for message in messages:
-            contents.append(self.format.format(message))
-            role = message.role
-            if role == "tool" and not self.takes_tool_role:
-                role = "user"
-            dicts.append(_dict(role, f"\ue000{next(numbers)}\ue001"))
+        if not self.takes_tool_role:
+            messages = [replace(m, role="user") if m.role == "tool" else m for m in messages]
+        if not self.takes_neighbours:
+            messages = _merged(messages)
+        contents = [self._content(message) for message in messages]
+        dicts = [_dict(m.role, _mark(n)) for n, m in enumerate(messages)]
         text = self._text(dicts, tools)
         parts: list[tuple[int | None, str]] = []
         end = 0
@@ -128,6 +130,20 @@ class ChatTemplateRenderer:
                 "of a conversation: use another template"
             )
         return parts
+
+    def _content(self, message: Message) -> str:
+        text = self.format.format(message)
+        if message.role == "tool" and self._quotes_tools:
+            return json.dumps(text, ensure_ascii=False)[1:-1]
+        return text
+
+    def _end_of_turn(self) -> int:
+        """What the template ends an action with; the tokenizer's end token if that is no stop."""
+        try:
+            tail = self.extend([user("u")], None)
+        except (TemplateError, ValueError, TypeError, KeyError):
+            return self._end  # the self-check says what is wrong
+        return tail[0]
 
     def _encode(self, parts: Sequence[tuple[int | None, str]]) -> tuple[int, ...]:
         return tuple(i for number, text in parts for i in self._plain(text, special=number is None))
@@ -148,14 +164,18 @@ class ChatTemplateRenderer:
             tokenize=False,
         )
 
-    def _accepts(self, dicts: list[dict[str, Any]]) -> bool:
-        marks = [f"\ue000{i}\ue001" for i in range(len(dicts))]
-        marked = [{**d, "content": mark} for d, mark in zip(dicts, marks, strict=True)]
+    def _accepts(self, *roles: str) -> bool:
+        """Whether the template shows messages of these roles, in this order."""
+        marks = [_mark(number) for number in range(len(roles))]
         try:
-            text = self._text(marked)
+            text = self._text([_dict(role, m) for role, m in zip(roles, marks, strict=True)])
         except (TemplateError, ValueError, TypeError, KeyError):
             return False
         return all(mark in text for mark in marks)
+
+    def _quotes(self, *roles: str) -> bool:
+        """Whether the template writes the last message's content as a JSON string."""
+        return 'a\\"b' in self._text([_dict(role, 'a"b') for role in roles])
 
 
 def make_renderer(
@@ -201,11 +221,11 @@ def check_template(renderer: ChatTemplateRenderer) -> list[TemplateFinding]:
     reply = Message(role="tool", content="result", tool_call_id="call_0")
     end = next(iter(renderer.stop_ids))
     check("fatal", "it can't open with a user message", lambda: bool(renderer.open([ask], ())))
-    for message in (reply, user("more")):
+    for more in ((reply,), (reply, reply), (user("more"),)):
         check(
             "fatal",
-            f"it can't go on after an action with a {message.role} message",
-            lambda message=message: bool(renderer.extend([message], end)),
+            f"it can't go on after an action with {len(more)} {more[0].role} message(s)",
+            lambda more=more: bool(renderer.extend(more, end)),
         )
     check(
         "fatal",
@@ -218,6 +238,10 @@ def check_template(renderer: ChatTemplateRenderer) -> list[TemplateFinding]:
         renderer.takes_tool_role))  # fmt: skip
     check("note", "it takes no tools: they are described in a preamble", lambda: (
         renderer.takes_tools))  # fmt: skip
+    check("note", "it wants roles to alternate: neighbours are shown as one message", lambda: (
+        renderer.takes_neighbours))  # fmt: skip
+    check("note", "it writes today's date: the same task reads differently tomorrow", lambda: (
+        "strftime_now" not in renderer.template))  # fmt: skip
     check(
         "note",
         "it rewrites earlier turns once more messages follow; agentrl keeps the sampled ids",
@@ -234,7 +258,24 @@ def _stop_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def _dict(role: str, content: str) -> dict[str, Any]:
-    return {"role": role, "content": content}
+    """A message as templates take it. Some insist on the id of a call, of nine characters."""
+    call = {"tool_call_id": "call00000", "name": "tool"} if role == "tool" else {}
+    return {"role": role, "content": content, **call}
+
+
+def _mark(number: int) -> str:
+    return f"\ue000{number}\ue001"
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    """Neighbours of one role as one message."""
+    out: list[Message] = []
+    for message in messages:
+        if out and out[-1].role == message.role:
+            out[-1] = replace(out[-1], content=f"{out[-1].content}\n\n{message.content}")
+        else:
+            out.append(message)
+    return out
 
 
 def _thinking(text: str, *, open: bool) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """Word problems and number theory with one number as the answer, and a Python tool."""
 
+import re
 from collections.abc import Generator, Iterator, Sequence
 from functools import cache
 from hashlib import sha256
@@ -73,8 +74,9 @@ class PythonMath(ToolEnvironment):
 
     @staticmethod
     def oracle(problem: Problem) -> Generator[Message, Messages, None]:
-        """Print the reference with the tool, and answer with what it printed."""
-        (seen,) = yield call("python", code=f"print({problem.reference!r})")
+        """Compute with the tool what the question spells out, and answer with what it printed."""
+        question = problem.task.prompt[-1].content
+        (seen,) = yield call("python", code=_code(question, problem.reference))
         yield answer(seen.content)
 
     @staticmethod
@@ -99,6 +101,20 @@ class PythonMath(ToolEnvironment):
         "copy_the_prompt": copy_the_prompt,
         "shotgun": shotgun,
     }
+
+
+_ARITHMETIC = re.compile(r"(?:problem|multiplication): ([\d.+*\- ]*\d)")
+_NUMBERS = re.compile(r"(?:\((GCD|LCM)\)).*?: ([\d, ]*\d)")
+
+
+def _code(question: str, reference: str) -> str:
+    """Code that computes the answer where the question is a formula, else code that prints it."""
+    if found := _ARITHMETIC.search(question):
+        # Rounded: 0.1 + 0.2 prints more digits than the question has.
+        return f"print(round({found[1]}, 6))" if "." in found[1] else f"print({found[1]})"
+    if found := _NUMBERS.search(question):
+        return f"import math; print(math.{found[1].lower()}({found[2]}))"
+    return f"print({reference})"
 
 
 _TRIES = 200_000
