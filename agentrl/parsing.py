@@ -7,7 +7,7 @@ mend. Thinking is taken away before a parser sees the text, so a draft in it nev
 import ast
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -97,31 +97,51 @@ def _short(text: str) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 
-_HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_BETWEEN = re.compile(r"[\s,;]*")
+_DECODER = json.JSONDecoder()
 
 
 def _hermes(text: str) -> tuple[str, list[Found]]:
     """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`; several objects in a tag are as many
-    calls."""
+    calls, and a closing tag inside a JSON string is text.
+    """
+    content: list[str] = []
+    calls: list[Found] = []
+    at = 0
+    while (start := text.find(_OPEN, at)) >= 0:
+        content.append(text[at:start])
+        found, end = _objects(text, start + len(_OPEN), until=_CLOSE)
+        closed = text.find(_CLOSE, end)
+        at = closed + len(_CLOSE) if closed >= 0 else len(text)
+        if closed < 0:
+            cut = text[start + len(_OPEN) :]
+            found = [("", cut, f"the call has no closing tag: {_short(cut)}")]
+        elif not found and end < closed:
+            found = [_object(text[end:closed])]
+        elif end < closed:
+            found.append(_object(text[end:closed].strip()))
+        calls += found or [("", "", "the call is empty")]
+    return "".join((*content, text[at:])), calls
 
-    def read(match: re.Match[str]) -> list[Found]:
-        if not match[2]:
-            return [("", match[1], f"the call has no closing tag: {_short(match[1])}")]
-        return list(_objects(match[1].strip())) or [("", "", "the call is empty")]
 
-    return _split(_HERMES, text, read)
-
-
-def _objects(text: str) -> Iterator[Found]:
-    decoder, at = json.JSONDecoder(), 0
-    while at < len(text):
+def _objects(text: str, at: int, *, until: str) -> tuple[list[Found], int]:
+    """The JSON values from `at`, and where they end: before `until`, or what is no JSON."""
+    found: list[Found] = []
+    at = _skip(text, at)
+    while at < len(text) and not (until and text.startswith(until, at)):
         try:
-            value, end = decoder.raw_decode(text, at)
-        except ValueError as error:
-            yield "", text[at:], f"the call is not JSON ({error}): {_short(text[at:])}"
-            return
-        yield _checked(value, text[at:end])
-        at = end + len(text[end:]) - len(text[end:].lstrip(" \t\r\n,;"))
+            value, end = _DECODER.raw_decode(text, at)
+        except ValueError:
+            break
+        found.append(_checked(value, text[at:end]))
+        at = _skip(text, end)
+    return found, at
+
+
+def _skip(text: str, at: int) -> int:
+    match = _BETWEEN.match(text, at)
+    return match.end() if match else at
 
 
 def _json_call(name: str, arguments: str) -> str:
@@ -129,19 +149,40 @@ def _json_call(name: str, arguments: str) -> str:
 
 
 _CODER = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
-_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)</function>\s*\Z", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_FUNCTION = "<function="
+_PARAMETER = "<parameter="
 
 
 def _qwen_coder(text: str) -> tuple[str, list[Found]]:
+    """`<tool_call><function=name><parameter=key>value</parameter>…</function></tool_call>`."""
+
     def read(match: re.Match[str]) -> list[Found]:
-        function = _FUNCTION.match(match[1]) if match[2] else None
-        if function is None:
+        before, *functions = match[1].split(_FUNCTION)
+        if not match[2] or before.strip() or not functions:
             return [("", match[1], f"the call must be <function=name>…</function>: "
                      f"{_short(match[1])}")]  # fmt: skip
-        return [(function[1], json.dumps(dict(_PARAMETER.findall(function[2]))), None)]
+        return [_coder_function(function) for function in functions]
 
     return _split(_CODER, text, read)
+
+
+def _coder_function(text: str) -> Found:
+    name, _, rest = text.partition(">")
+    body, closed, after = rest.rpartition("</function>")
+    name = name.strip()
+    if not closed or after.strip() or not name:
+        return name, text, f"the call has no closing </function>: {_short(text)}"
+    before, *parameters = body.split(_PARAMETER)
+    values: dict[str, str] = {}
+    for parameter in parameters:
+        key, _, value = parameter.partition(">")
+        value, closed, after = value.rpartition("</parameter>")
+        if not closed or after.strip():
+            return name, text, f"parameter {_short(key)} has no closing </parameter>"
+        values[key.strip()] = value.removeprefix("\n").removesuffix("\n")
+    if before.strip():
+        return name, text, f"arguments are written <parameter=name>: {_short(before)}"
+    return name, json.dumps(values), None
 
 
 def _write_coder(name: str, arguments: str) -> str:
@@ -153,10 +194,19 @@ def _write_coder(name: str, arguments: str) -> str:
     return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
 
 
+_NAMED = re.compile(r'\{\s*"(name|type)"')
+
+
 def _llama_json(text: str) -> tuple[str, list[Found]]:
     """The whole message is a call: `{"name": …, "parameters": {…}}`, several divided by `;`."""
-    body = text.strip().removeprefix("<|python_tag|>").strip()
-    return ("", list(_objects(body))) if body.startswith('{"') else (text, [])
+    stripped = text.strip()
+    body = stripped.removeprefix("<|python_tag|>").strip()
+    if body == stripped and not _NAMED.match(body):
+        return text, []  # an answer may be JSON, too
+    found, end = _objects(body, 0, until="")
+    if end < len(body) or not found:
+        found.append(_object(body[end:]))
+    return "", found
 
 
 def _llama_pythonic(text: str) -> tuple[str, list[Found]]:
@@ -177,8 +227,10 @@ def _python_call(node: ast.expr) -> Found:
     if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name):
         return "", text, f"a call is name(argument=value): {_short(text)}"
     try:
-        values = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
-        return node.func.id, json.dumps(values, ensure_ascii=False), None
+        values = {k.arg or "": ast.literal_eval(k.value) for k in node.keywords}
+        if "" in values:
+            raise ValueError("** has no name")
+        return node.func.id, json.dumps(values, ensure_ascii=False, allow_nan=False), None
     except (ValueError, TypeError):
         return node.func.id, text, f"arguments must be plain values: {_short(text)}"
 
@@ -207,7 +259,7 @@ def _mistral(text: str) -> tuple[str, list[Found]]:
     return content, [_checked(value, json.dumps(value)) for value in items]
 
 
-_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```(?:python|py)?[ \t]*\r?\n(.*?)(```|\Z)", re.DOTALL)
 
 
 def _code_block(text: str) -> tuple[str, list[Found]]:
@@ -215,7 +267,8 @@ def _code_block(text: str) -> tuple[str, list[Found]]:
     match = _FENCE.search(text)
     if match is None:
         return text, []
-    call: Found = ("python", json.dumps({"code": match[1]}), None)
+    error = None if match[2] else "the code block has no closing fence"
+    call: Found = ("python", json.dumps({"code": match[1]}), error)
     return text[: match.start()] + text[match.end() :], [call]
 
 

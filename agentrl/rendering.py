@@ -278,13 +278,21 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
     return out
 
 
+_THOUGHT = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
+
+
 def _thinking(text: str, *, open: bool) -> tuple[str, str]:
-    """Reasoning and the rest. A block that never closes is all reasoning."""
-    stripped = text.lstrip()
-    if not open and not stripped.startswith("<think>"):
-        return "", text
-    reasoning, closed, rest = stripped.removeprefix("<think>").partition("</think>")
-    return reasoning.strip(), rest if closed else ""
+    """Reasoning, and the rest of the text. A block that never closes is all reasoning.
+
+    Blocks may stand anywhere. A closing tag alone ends a block that the prompt has opened, also
+    where the template does not show that it did.
+    """
+    lone = text.find("</think>")
+    begun = text.find("<think>")
+    if open or (lone >= 0 and not 0 <= begun < lone):
+        text = text if begun == 0 or text.lstrip().startswith("<think>") else f"<think>{text}"
+    thoughts = [match[1].strip() for match in _THOUGHT.finditer(text)]
+    return "\n".join(thought for thought in thoughts if thought), _THOUGHT.sub("", text)
 
 
 def _with_preamble(

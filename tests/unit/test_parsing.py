@@ -111,3 +111,85 @@ def test_other_tags_are_text() -> None:
 )
 def test_the_format_follows_from_the_template(template: str, name: str) -> None:
     assert format_of_template(template) == name
+
+
+def test_a_closing_tag_inside_a_string_is_text() -> None:
+    code = 'print("</tool_call>", "<tool_call>")'
+    form = tool_format("hermes")
+    message = form.parse(form.format(call("python", code=code)) + " after")
+    (found,) = message.tool_calls
+    assert (json.loads(found.arguments), found.error) == ({"code": code}, None)
+    assert message.content == "after"
+
+
+def test_what_follows_a_good_call_in_its_tag_is_a_bad_one() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {}} and {"name": "g"</tool_call>'
+    good, bad = parse("hermes", text).tool_calls
+    assert good.error is None and "not JSON" in str(bad.error)
+
+
+CODER_ERRORS = {
+    "<function=f>": "no closing </function>",
+    "<function=f><parameter=a>1</function>": "no closing </parameter>",
+    "<function=f>x</function>": "<parameter=name>",
+    "words": "must be <function=name>",
+    "<function=></function>": "no closing",
+}
+
+
+@pytest.mark.parametrize("body", CODER_ERRORS)
+def test_a_bad_coder_call_says_what_is_wrong(body: str) -> None:
+    (found,) = parse("qwen-coder", f"<tool_call>{body}</tool_call>").tool_calls
+    assert CODER_ERRORS[body] in str(found.error)
+
+
+def test_coder_calls_keep_code_as_it_is_and_may_be_several() -> None:
+    code = "\tif x < 3:\n\n\t\tprint('</function>')\n"
+    arguments = f"<parameter=a>\n{code}\n</parameter>\n<parameter=b>\n2\n</parameter>"
+    calls = f"<function=f>\n{arguments}\n</function>\n<function=g></function>"
+    first, second = parse("qwen-coder", f"<tool_call>{calls}</tool_call>").tool_calls
+    assert json.loads(first.arguments) == {"a": code, "b": "2"}
+    assert (second.name, second.arguments, second.error) == ("g", "{}", None)
+
+
+def test_json_that_names_no_tool_is_an_answer_in_llamas_style() -> None:
+    assert parse("llama3-json", '{"answer": 4}').content == '{"answer": 4}'
+    (bad,) = parse("llama3-json", '<|python_tag|>{"answer": 4}').tool_calls
+    assert "no name" in str(bad.error)
+    one, two = parse("llama3-json", '{ "name": "f"}; {"name": "g"}').tool_calls
+    assert (one.name, two.name, two.error) == ("f", "g", None)
+    _, cut = parse("llama3-json", '{"name": "f"}; {"name": "g", "para').tool_calls
+    assert "not JSON" in str(cut.error)
+
+
+def test_a_code_block_that_was_cut_is_not_run_and_no_answer() -> None:
+    (found,) = parse("code-block", "```python\r\nprint(1)").tool_calls
+    assert "closing fence" in str(found.error)
+
+
+@pytest.mark.parametrize("text", ["[f(**{'a': 1})]", "[f(a=1e999)]", "[f(a={1, 2})]", "[f(1)]"])
+def test_pythonic_arguments_that_are_no_json_are_refused(text: str) -> None:
+    (found,) = parse("llama3-pythonic", text).tool_calls
+    assert found.error is not None
+
+
+HOSTILE = {
+    "deep": "[" * 200_000,
+    "deep call": '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 100_000,
+    "many openings": "<tool_call>" * 90_000,
+    "many objects": "<tool_call>" + '{"name": "f"} ' * 70_000 + "</tool_call>",
+    "parameters": f"<tool_call><function=f>{'<parameter=a>' * 75_000}</function></tool_call>",
+    "fences": "```python\n" * 100_000,
+    "tags": "<search>" * 120_000,
+    "spaces": "<tool_call>" + " " * 1_000_000 + "</tool_call>",
+    "python": "[f(a=" + "-" * 1_000_000 + "1)]",
+    "digits": '<tool_call>{"name": "f", "arguments": {"a": ' + "9" * 900_000 + "}}</tool_call>",
+    "mistral": "[TOOL_CALLS]f[ARGS]" * 50_000,
+}  # fmt: skip
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_megabyte_of_nonsense_takes_no_longer_than_its_length(name: str, text: str) -> None:
+    assert parse(name, text).role == "assistant"

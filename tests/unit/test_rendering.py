@@ -124,6 +124,24 @@ def test_a_draft_in_the_thinking_block_is_no_call() -> None:
     assert [c.arguments for c in r.parse(ids).tool_calls] == ['"2"']
 
 
+DRAFT = "<python>1</python>"
+THOUGHTS = {
+    f"plan <think>{DRAFT}</think>so": ("plan so", DRAFT),
+    f"<think>a</think>x<think>{DRAFT}": ("x", f"a\n{DRAFT}"),
+    f"why {DRAFT}</think>so": ("so", f"why {DRAFT}"),
+    "  <think> a </think> so": ("so", "a"),
+    "no thought": ("no thought", ""),
+}
+
+
+@pytest.mark.parametrize("said", THOUGHTS)
+def test_thinking_is_taken_out_wherever_it_stands(said: str) -> None:
+    r = renderer(CHATML)
+    message = r.parse(r._plain(said, special=True))
+    assert (message.content, message.reasoning) == THOUGHTS[said]
+    assert message.tool_calls == ()
+
+
 def test_tools_and_system_text_reach_templates_that_refuse_them() -> None:
     r = renderer(NO_SYSTEM)
     said = text(r, r.open([system("be brief"), user("u")], TOOLS))
