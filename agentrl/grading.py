@@ -97,10 +97,8 @@ class GroupStatistics:
     endings: Mapping[str, int]
     tool_calls: Mapping[str, int]
 
-    @property
-    def commonest_fault(self) -> str:
-        """The kind that took most members; "none" without faults."""
-        return max(self.fault_kinds, key=lambda kind: self.fault_kinds[kind], default="none")
+    fault_example: str
+    """A fault of the kind that took most members; empty without faults."""
 
     def as_row(self) -> dict[str, Any]:
         """The fields by name, as a line of metrics."""
@@ -127,6 +125,7 @@ def statistics(groups: Sequence[Group]) -> GroupStatistics:
         turns=sum(len(t.turns) for t in trajectories) / len(trajectories) if trajectories else 0.0,
         faults=len(lost),
         fault_kinds=_counted(fault.partition(":")[0] for fault in lost),
+        fault_example=_commonest(lost),
         endings=_counted(t.ending.value for t in trajectories),
         tool_calls=_counted(event.status for t in trajectories for event in t.events),
     )
@@ -145,6 +144,12 @@ def _clustered_mean(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
         return mean, 0.0
     squares = sum(sum(x - mean for x in c) ** 2 for c in clusters)
     return mean, sqrt(squares * many / (many - 1)) / size
+
+
+def _commonest(faults: Sequence[str]) -> str:
+    """The first of the kind that is there most often, cut to a line's length."""
+    kinds = [fault.partition(":")[0] for fault in faults]
+    return max(faults, key=lambda f: kinds.count(f.partition(":")[0]), default="")[:300]
 
 
 def _counted(names: Any) -> dict[str, int]:

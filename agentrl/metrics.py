@@ -39,15 +39,20 @@ def open_metrics(folder: Path, *, from_step: int, tracker: str) -> Generator[Sin
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; a cut last line is left out."""
-    rows: list[dict[str, Any]] = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-    return rows
+    """The rows of a metrics file; lines that are cut or make no sense are left out."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [row for line in lines if (row := _row(line)) is not None]
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    try:
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    known = isinstance(row, dict) and row.get("kind") in ("step", "eval")
+    return row if known and isinstance(row.get("step"), int) else None
 
 
 def _keep_before(path: Path, step: int) -> None:

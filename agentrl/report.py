@@ -6,7 +6,6 @@ runs that are going on, and on what a killed run left.
 
 import base64
 import io
-import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from jinja2 import Environment
 
 from agentrl.atomic import whole_file
 from agentrl.errors import ConfigError, RecordError
+from agentrl.metrics import read_metrics
 from agentrl.show import Line, describe, find_decode
 
 Row = Mapping[str, Any]
@@ -104,7 +104,7 @@ def write_report(run: Path, out: Path) -> None:
 
     Raises ConfigError when matplotlib is missing, RecordError when there is nothing to show yet.
     """
-    rows = read_rows(run / "metrics.jsonl")
+    rows = read_metrics(run / "metrics.jsonl")
     if not rows:
         raise RecordError(f"{run} has no metrics yet: nothing to report")
     page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(PAGE)
@@ -118,22 +118,6 @@ def write_report(run: Path, out: Path) -> None:
     )
     with whole_file(out) as file:
         file.write(text.encode(errors="replace"))
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file that make sense: cut or foreign lines are left out."""
-    rows: list[dict[str, Any]] = []
-    if not path.is_file():
-        return rows
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row: Any = json.loads(line)
-        except ValueError:
-            continue
-        known = isinstance(row, dict) and row.get("kind") in ("step", "eval")
-        if known and _number(row.get("step")) is not None:
-            rows.append(row)
-    return rows
 
 
 def _summary(rows: Sequence[Row]) -> Sequence[tuple[str, str]]:

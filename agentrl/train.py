@@ -213,8 +213,8 @@ def stop_if_hopeless(run: Run, report: GroupStatistics) -> None:
     if report.episodes and report.faults / report.episodes > run.pace.max_fault_share:
         raise TooManyFaults(
             f"step {run.learner.version}: {report.faults} of {report.episodes} episodes failed for "
-            f"infrastructure reasons (most: {report.commonest_fault}); mend it, or raise "
-            "run.max_fault_share"
+            f"infrastructure reasons, most of them like this: {report.fault_example}. Mend it, or "
+            "raise run.max_fault_share"
         )
     run.silent_steps = 0 if report.groups_with_signal else run.silent_steps + 1
     if run.pace.max_silent_steps and run.silent_steps >= run.pace.max_silent_steps:

@@ -177,9 +177,9 @@ def _folders(root: Path, holding: str) -> list[Path]:
 
 
 def _progress(run: Path) -> str:
-    from agentrl.report import read_rows
+    from agentrl.metrics import read_metrics
 
-    rows = read_rows(run / "metrics.jsonl")
+    rows = read_metrics(run / "metrics.jsonl")
     steps = sum(row["kind"] == "step" for row in rows)
     evals: list[Any] = [row.get("success") for row in rows if row["kind"] == "eval"]
     last = f", success {evals[-1]:.3f}" if evals and isinstance(evals[-1], float) else ""

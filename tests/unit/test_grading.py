@@ -202,7 +202,7 @@ def test_faults_are_outside_reward_and_success() -> None:
     assert (report.episodes, report.faults) == (6, 3)
     assert report.reward_mean == report.success_rate == pytest.approx(2 / 3)
     assert report.fault_kinds == {"EngineFault": 2, "VerifierFault": 1}
-    assert report.commonest_fault == "EngineFault"
+    assert report.fault_example == "EngineFault: a"
     assert report.groups_with_signal == 1
 
 
@@ -217,7 +217,7 @@ def test_tokens_turns_endings_and_calls_are_counted() -> None:
 def test_nothing_gives_zeros_not_nan() -> None:
     report = statistics([])
     assert (report.episodes, report.reward_mean, report.reward_stderr, report.turns) == (0, 0, 0, 0)
-    assert report.commonest_fault == "none"
+    assert report.fault_example == ""
     lost = statistics([group_of(faults=["SandboxFault: x"])])
     assert (lost.episodes, lost.success_rate, lost.faults) == (1, 0.0, 1)
 
