@@ -21,6 +21,7 @@ $(SETUP): pyproject.toml scripts/install-system
 
 train: $(SETUP)
 	$(BIN)/agentrl train configs/quickstart.yaml
+	$(BIN)/agentrl report runs/quickstart
 
 test: $(SETUP)
 	$(BIN)/ruff format --check .

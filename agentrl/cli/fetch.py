@@ -54,8 +54,9 @@ def fetch_model(name: str, folder: Path, reporter: Reporter) -> Path:
     final = folder / name
     if (final / "config.json").exists():
         return final
-    if importlib.util.find_spec("gguf") is None:
-        raise ConfigError("fetch needs the package gguf: pip install gguf")
+    missing = [p for p in ("accelerate", "gguf") if importlib.util.find_spec(p) is None]
+    if missing:
+        raise ConfigError(f"fetch needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     folder.mkdir(parents=True, exist_ok=True)
     reporter.phase(f"fetch {name}", 3)
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as temporary:

@@ -22,8 +22,25 @@ SplitOption = Annotated[str, typer.Option(help="train or test")]
 RunFolder = Annotated[Path, typer.Argument(help="run directory")]
 
 
+TRIAL = (
+    "run.steps=30",
+    "run.eval_every=10",
+    "engine.context_tokens=256",
+    "sampling.max_action_tokens=64",
+    "rollout.max_turns=4",
+    "learner.lr=5.0e-4",
+    "learner.micro_batch_tokens=16384",
+)
+"""An environment file without a configuration is tried on the tiny policy, in minutes on a CPU."""
+TRIAL_WARM_START = "warm_start={steps: 400, traces: 1500, batch: 32, lr: 2.0e-3}"
+"""Where the environment has an oracle; without one the tiny policy starts from random weights."""
+
+
 def config_of(source: str, overrides: list[str] | None) -> "RunConfig":
-    """A YAML file, or the defaults around an environment file. Raises ConfigError."""
+    """A YAML file, or an environment file with settings that suit the policy.
+
+    Raises ConfigError.
+    """
     from agentrl.config import load_config
 
     given = list(overrides or [])
@@ -33,7 +50,16 @@ def config_of(source: str, overrides: list[str] | None) -> "RunConfig":
     if not path.is_file():
         raise ConfigError(f"{path}: no such environment file")
     own = {"environment.name": source, "run.dir": f"runs/{path.stem}"}
-    return load_config(None, [*(f"{name}={json.dumps(v)}" for name, v in own.items()), *given])
+    named = [f"{name}={json.dumps(value)}" for name, value in own.items()]
+    if load_config(None, [*named, *given]).model.path == "tiny":
+        named += [*TRIAL, *_warm_start(source)]
+    return load_config(None, [*named, *given])
+
+
+def _warm_start(environment: str) -> list[str]:
+    from agentrl.plugins import find_environment
+
+    return [TRIAL_WARM_START] if "oracle" in find_environment(environment).scripts else []
 
 
 def split_of(name: str) -> "Split":

@@ -6,28 +6,17 @@ cgroup of its own.
 """
 
 import asyncio
-import base64
-import json
 import os
 import shutil
-import struct
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-from agentrl.errors import ConfigError, SandboxFault, ToolError
+from agentrl.errors import ConfigError, SandboxFault
 from agentrl.protocols import Isolation
-from agentrl.types import ExecResult, SandboxSpec
+from agentrl.types import SandboxSpec
+from agentrl_sandboxes.channel import NOBODY, SUPERVISOR, SupervisedSandbox, rlimits
 from agentrl_sandboxes.seccomp import filter_for
-
-NOBODY = 65534
-START_TIMEOUT_S = 20.0
-GRACE_S = 10.0
-"""How long past a command's own limit the supervisor may take to answer."""
-
-SUPERVISOR = files("agentrl_sandboxes").joinpath("supervisor.py").read_text(encoding="utf-8")
 
 
 class BwrapProvider:
@@ -45,16 +34,15 @@ class BwrapProvider:
         self._filter = filter_for()
 
     @asynccontextmanager
-    async def session(self, spec: SandboxSpec) -> AsyncGenerator["BwrapSandbox"]:
+    async def session(self, spec: SandboxSpec) -> AsyncGenerator[SupervisedSandbox]:
         """A fresh sandbox; when the block ends every process of it is dead."""
         if spec.egress:
             raise ConfigError("bwrap sandboxes have no network: leave SandboxSpec.egress empty")
         process = await self._start(spec)
-        sandbox = BwrapSandbox(process, spec)
+        limits = {"RLIMIT_AS": spec.memory_mb << 20, "RLIMIT_NPROC": spec.processes}
+        sandbox = SupervisedSandbox(_Pipes(process), spec, {**rlimits(spec), **limits})
         try:
-            await sandbox.request({"op": "ping"}, timeout_s=START_TIMEOUT_S)
-            for path, data in spec.files.items():
-                await sandbox.write_file(path, data)
+            await sandbox.begin()
             yield sandbox
         finally:
             with suppress(ProcessLookupError):
@@ -105,101 +93,23 @@ class BwrapProvider:
         ]
 
 
-class BwrapSandbox:
-    """A handle on one sandbox: requests to its supervisor, one at a time."""
+class _Pipes:
+    """The supervisor's streams as pipes of its process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, spec: SandboxSpec) -> None:
-        self._process, self._spec = process, spec
-        self._turn = asyncio.Lock()
-        self._broken: str | None = None
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None, "started with pipes"
+        self._writer, self._reader = process.stdin, process.stdout
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout_s: float,
-        user: str | None = None,
-    ) -> ExecResult:
-        """Run a command; everything it started ends with it. See `protocols.Sandbox`."""
-        if user not in (None, "nobody"):
-            raise ToolError(f"bwrap sandboxes run everything as nobody, not {user}")
-        if any("\0" in word for word in argv) or not argv:
-            raise ToolError("a command is at least one word, without NUL bytes")
-        request = {
-            "op": "exec",
-            "argv": [*argv],
-            "stdin": base64.b64encode(stdin).decode(),
-            "timeout_s": timeout_s,
-            "limits": self._limits(),
-        }
-        answer = await self.request(request, timeout_s=timeout_s + GRACE_S)
-        stderr = base64.b64decode(answer["stderr"])
-        return ExecResult(
-            stdout=base64.b64decode(answer["stdout"]),
-            stderr=stderr,
-            exit_code=answer["exit_code"],
-            seconds=answer["seconds"],
-            stdout_bytes=answer["stdout_bytes"],
-            stderr_bytes=answer["stderr_bytes"],
-            timed_out=answer["timed_out"],
-            out_of_memory=answer["exit_code"] not in (0, None) and b"MemoryError" in stderr[-200:],
-        )
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
 
-    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        """A regular file of the workspace. Raises ToolError."""
-        answer = await self._file({"op": "read", "path": path, "max_bytes": max_bytes})
-        return base64.b64decode(answer["data"])
+    async def receive(self, size: int) -> bytes:
+        return await self._reader.readexactly(size)
 
-    async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file of the workspace, with its folders. Raises ToolError."""
-        await self._file({"op": "write", "path": path, "data": base64.b64encode(data).decode()})
-
-    async def request(self, request: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """One question to the supervisor. Raises SandboxFault when it doesn't answer."""
-        async with self._turn:
-            if self._broken is not None:
-                raise SandboxFault(self._broken)
-            # Unless the answer is read whole, the channel is out of step: never use it again.
-            self._broken = "the sandbox was given up in the middle of a call"
-            try:
-                async with asyncio.timeout(timeout_s):
-                    answer = await self._exchange(request)
-            except (TimeoutError, OSError, EOFError, ValueError) as error:
-                self._broken = f"the sandbox's supervisor is gone ({type(error).__name__})"
-                raise SandboxFault(self._broken) from error
-            self._broken = None
-            return answer
-
-    async def _exchange(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        writer, reader = self._process.stdin, self._process.stdout
-        assert writer is not None and reader is not None, "started with pipes"
-        payload = json.dumps(request).encode()
-        writer.write(struct.pack(">I", len(payload)) + payload)
-        await writer.drain()
-        (size,) = struct.unpack(">I", await reader.readexactly(4))
-        return json.loads(await reader.readexactly(size))
-
-    async def _file(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        if "\0" in request["path"]:
-            raise ToolError("a path has no NUL bytes")
-        answer = await self.request(request, timeout_s=START_TIMEOUT_S)
-        if "error" in answer:
-            raise ToolError(f"{request['path']}: {answer['error']}")
-        return answer
-
-    def _limits(self) -> dict[str, Any]:
-        spec = self._spec
-        return {
-            "output_bytes": spec.max_output_bytes,
-            "rlimits": {
-                "RLIMIT_AS": spec.memory_mb << 20,
-                "RLIMIT_NPROC": spec.processes,
-                "RLIMIT_FSIZE": spec.max_file_mb << 20,
-                "RLIMIT_NOFILE": 256,
-                "RLIMIT_CORE": 0,
-            },
-        }
+    async def why_lost(self) -> SandboxFault:
+        # Nothing inside can end PID 1, so it was not the agent.
+        return SandboxFault("the sandbox's supervisor is gone")
 
 
 def _as_nobody() -> list[str]:

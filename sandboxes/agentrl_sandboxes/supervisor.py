@@ -1,9 +1,10 @@
 """PID 1 of a sandbox: runs commands and moves files on request. Standard library alone.
 
 It is given as source to `python3 -c` and spoken to over its own stdin and stdout: 4 bytes of length
-(big endian), then a JSON object; bytes travel as base64. It ends when its stdin does. Commands get
-pipes of their own, so nothing they write can look like an answer, and as PID 1 it can't be killed
-from inside. When a command ends, every process of the sandbox ends with it.
+(big endian), then a JSON object; bytes travel as base64. It ends when its stdin does, also in the
+middle of a command. Commands get pipes of their own, so nothing they write can look like an answer,
+and as PID 1 it can't be killed from inside. When a command ends, every process of the sandbox ends
+with it. Where it is root, commands and file operations are nobody's.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     Answer = dict[str, Any]
     Captures = dict[int, "Capture"]
 
+NOBODY = 65534
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 
@@ -42,8 +44,8 @@ def main() -> None:
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     operations: dict[str, Callable[[Request], Answer]] = {
         "exec": run,
-        "read": read_file,
-        "write": write_file,
+        "read": lambda request: as_nobody(read_file, request),
+        "write": lambda request: as_nobody(write_file, request),
         "ping": lambda _: {},
     }
     while True:
@@ -80,6 +82,7 @@ def run(request: Request) -> Answer:
     """Run one command to its end or its time limit."""
     began = time.monotonic()
     limits = request["limits"]
+    oom_kills = count_oom_kills()
     try:
         child = subprocess.Popen(
             request["argv"],
@@ -88,18 +91,18 @@ def run(request: Request) -> Answer:
             stderr=subprocess.PIPE,
             cwd="/workspace",
             start_new_session=True,
-            preexec_fn=lambda: set_limits(limits),
+            preexec_fn=lambda: become_command(limits),
         )
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         text = f"{request['argv'][0]}: {error}\n".encode()
         clear()
-        return result(127, {1: Capture(0), 2: Capture(65536, text)}, began, False)
+        return result(127, {1: Capture(0), 2: Capture(65536, text)}, began, 0)
     captures = {1: Capture(limits["output_bytes"]), 2: Capture(limits["output_bytes"])}
     timed_out = not communicate(
         child, base64.b64decode(request["stdin"]), captures, began + request["timeout_s"]
     )
-    code = child.returncode
-    return result(None if timed_out else code, captures, began, timed_out)
+    code = None if timed_out else child.returncode
+    return result(code, captures, began, count_oom_kills() - oom_kills)
 
 
 class Capture:
@@ -130,6 +133,7 @@ def communicate(
     wait.register(child.stdin, selectors.EVENT_WRITE)
     watch = os.pidfd_open(child.pid)
     wait.register(watch, selectors.EVENT_READ)
+    wait.register(0, selectors.EVENT_READ)
     left = memoryview(stdin)
     ended = False
     while not ended:
@@ -141,6 +145,8 @@ def communicate(
                 left = feed(wait, child.stdin, left)
             elif key.fd == watch:
                 ended = True
+            elif key.fd == 0:
+                os._exit(0)  # the owner is gone: nobody asks before the answer is there
             elif not drain_once(key.data, streams[key.data]):
                 wait.unregister(key.fileobj)
     clear(child)
@@ -200,15 +206,44 @@ def alone() -> bool:
     return not any(entry.isdigit() and entry != "1" for entry in os.listdir("/proc"))
 
 
-def set_limits(limits: dict[str, Any]) -> None:
-    """Resource limits of the command, set between fork and exec."""
+def become_command(limits: dict[str, Any]) -> None:
+    """Between fork and exec: nobody's, limited, and the first to go when memory runs out."""
     for name, value in limits["rlimits"].items():
-        number = getattr(resource, name)
-        resource.setrlimit(number, (value, value))
+        resource.setrlimit(getattr(resource, name), (value, value))
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-def result(code: int | None, captures: Captures, began: float, timed_out: bool) -> Answer:
-    """What one command did."""
+def as_nobody(operation: Callable[[Request], Answer], request: Request) -> Answer:
+    """Do it with nobody's rights: what a command owns, and no more. No command is running."""
+    if os.getuid() != 0:
+        return operation(request)
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        return operation(request)
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def count_oom_kills() -> int:
+    """How often the kernel has killed for memory in this control group; 0 where it doesn't say."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with suppress(OSError), open(path) as file:
+            for line in file:
+                name, _, number = line.partition(" ")
+                if name == "oom_kill":
+                    return int(number)
+    return 0
+
+
+def result(code: int | None, captures: Captures, began: float, oom_kills: int) -> Answer:
+    """What one command did; no exit code means that its time ran out."""
     out, err = captures[1], captures[2]
     return {
         "exit_code": None if code is None else code if code >= 0 else 128 - code,
@@ -217,7 +252,8 @@ def result(code: int | None, captures: Captures, began: float, timed_out: bool) 
         "stdout_bytes": out.seen,
         "stderr_bytes": err.seen,
         "seconds": time.monotonic() - began,
-        "timed_out": timed_out,
+        "timed_out": code is None,
+        "oom_kills": oom_kills,
     }
 
 

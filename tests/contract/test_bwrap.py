@@ -10,33 +10,34 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from agentrl_sandboxes.bwrap import BwrapProvider, BwrapSandbox
+from agentrl_sandboxes.bwrap import BwrapProvider
+from agentrl_sandboxes.channel import SupervisedSandbox
 
 from agentrl.errors import SandboxFault, ToolError
 from agentrl.types import ExecResult, SandboxSpec
 
 
 @pytest_asyncio.fixture
-async def sandbox() -> AsyncGenerator[BwrapSandbox]:
+async def sandbox() -> AsyncGenerator[SupervisedSandbox]:
     spec = SandboxSpec(memory_mb=256, files={"in/a.txt": b"\xff\x00hello"})
     async with BwrapProvider().session(spec) as opened:
         yield opened
 
 
-async def sh(sandbox: BwrapSandbox, script: str, timeout_s: float = 10) -> ExecResult:
+async def sh(sandbox: SupervisedSandbox, script: str, timeout_s: float = 10) -> ExecResult:
     return await sandbox.exec(["sh", "-c", script], timeout_s=timeout_s)
 
 
-async def py(sandbox: BwrapSandbox, code: str, timeout_s: float = 10) -> ExecResult:
+async def py(sandbox: SupervisedSandbox, code: str, timeout_s: float = 10) -> ExecResult:
     return await sandbox.exec(["python3", "-I", "-S", "-c", code], timeout_s=timeout_s)
 
 
-async def processes(sandbox: BwrapSandbox) -> int:
+async def processes(sandbox: SupervisedSandbox) -> int:
     done = await py(sandbox, "import os; print(sum(e.isdigit() for e in os.listdir('/proc')))")
     return int(done.stdout) - 1  # without the one that counts
 
 
-async def test_a_timeout_keeps_the_output_and_the_session(sandbox: BwrapSandbox) -> None:
+async def test_a_timeout_keeps_the_output_and_the_session(sandbox: SupervisedSandbox) -> None:
     await sandbox.write_file("kept", b"1")
     begun = time.monotonic()
     done = await sh(sandbox, "echo step 1; sleep 60", timeout_s=0.5)
@@ -57,17 +58,19 @@ async def test_a_timeout_keeps_the_output_and_the_session(sandbox: BwrapSandbox)
         "kill -STOP 1",
     ],
 )
-async def test_nothing_outlives_its_call(sandbox: BwrapSandbox, script: str) -> None:
+async def test_nothing_outlives_its_call(sandbox: SupervisedSandbox, script: str) -> None:
     await sh(sandbox, script)
     assert await processes(sandbox) == 1
 
 
-async def test_many_quick_commands_each_give_their_own_output(sandbox: BwrapSandbox) -> None:
+async def test_many_quick_commands_each_give_their_own_output(sandbox: SupervisedSandbox) -> None:
     for number in range(100):
         assert (await sh(sandbox, f"echo {number}")).stdout == f"{number}\n".encode()
 
 
-async def test_a_fork_bomb_is_contained_and_another_sandbox_answers(sandbox: BwrapSandbox) -> None:
+async def test_a_fork_bomb_is_contained_and_another_sandbox_answers(
+    sandbox: SupervisedSandbox,
+) -> None:
     done = await py(sandbox, "import os\nwhile True:\n try: os.fork()\n except OSError: pass", 1.5)
     assert done.timed_out
     assert await processes(sandbox) == 1
@@ -75,38 +78,38 @@ async def test_a_fork_bomb_is_contained_and_another_sandbox_answers(sandbox: Bwr
         assert (await sh(other, "echo here")).stdout == b"here\n"
 
 
-async def test_memory_runs_out_inside(sandbox: BwrapSandbox) -> None:
+async def test_memory_runs_out_inside(sandbox: SupervisedSandbox) -> None:
     done = await py(sandbox, "x = bytearray(10**9)")
     assert done.out_of_memory and done.exit_code == 1 and not done.timed_out
     assert (await sh(sandbox, "echo on")).stdout == b"on\n"
 
 
-async def test_a_flood_is_cut_and_counted(sandbox: BwrapSandbox) -> None:
+async def test_a_flood_is_cut_and_counted(sandbox: SupervisedSandbox) -> None:
     done = await sh(sandbox, "head -c 100000000 /dev/zero")
     assert done.stdout_bytes == 100_000_000
     assert len(done.stdout) == SandboxSpec().max_output_bytes
     assert done.cut
 
 
-async def test_the_disk_is_small_and_the_rest_read_only(sandbox: BwrapSandbox) -> None:
+async def test_the_disk_is_small_and_the_rest_read_only(sandbox: SupervisedSandbox) -> None:
     done = await sh(sandbox, "head -c 200000000 /dev/zero > big")
     assert done.exit_code != 0
     for path in ("/x", "/usr/x", "/etc/x", "/dev/x", "/bin/x"):
         assert b"Read-only" in (await sh(sandbox, f"touch {path}")).stderr, path
 
 
-async def test_bytes_that_are_no_text_pass_through(sandbox: BwrapSandbox) -> None:
+async def test_bytes_that_are_no_text_pass_through(sandbox: SupervisedSandbox) -> None:
     assert (await sh(sandbox, r"printf '\377\376A'")).stdout == b"\xff\xfeA"
     assert await sandbox.read_file("in/a.txt", max_bytes=100) == b"\xff\x00hello"
 
 
-async def test_stdin_is_given_and_then_ends(sandbox: BwrapSandbox) -> None:
+async def test_stdin_is_given_and_then_ends(sandbox: SupervisedSandbox) -> None:
     done = await sandbox.exec(["cat"], stdin=b"x" * 300_000, timeout_s=10)
     assert done.stdout_bytes == 300_000
     assert (await sandbox.exec(["cat"], timeout_s=5)).stdout == b""
 
 
-async def test_no_network_and_no_rare_sockets(sandbox: BwrapSandbox) -> None:
+async def test_no_network_and_no_rare_sockets(sandbox: SupervisedSandbox) -> None:
     code = (
         "import socket\n"
         "def t(f,k,*a):\n"
@@ -127,7 +130,7 @@ SYSCALLS = {  # x86-64 numbers
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64")
-async def test_the_kernels_rare_doors_are_shut(sandbox: BwrapSandbox) -> None:
+async def test_the_kernels_rare_doors_are_shut(sandbox: SupervisedSandbox) -> None:
     code = (
         "import ctypes\nc=ctypes.CDLL(None,use_errno=True)\n"
         f"for name,n in {SYSCALLS!r}.items():\n"
@@ -139,14 +142,14 @@ async def test_the_kernels_rare_doors_are_shut(sandbox: BwrapSandbox) -> None:
     assert lines == [*(f"{name} -1 1" for name in SYSCALLS), "clone3 -1 38", "clone -1 1"]
 
 
-async def test_the_supervisor_can_not_be_read_or_traced(sandbox: BwrapSandbox) -> None:
+async def test_the_supervisor_can_not_be_read_or_traced(sandbox: SupervisedSandbox) -> None:
     for path in ("/proc/1/mem", "/proc/1/environ", "/proc/1/fd/1", "/proc/1/maps"):
         done = await sh(sandbox, f"cat {path}")
         assert done.exit_code != 0 and done.stdout == b"", path
 
 
 async def test_nothing_of_the_host_shines_through(
-    sandbox: BwrapSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sandbox: SupervisedSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_MARKER", "swordfish")
     (tmp_path / "secret").write_text("swordfish")
@@ -160,7 +163,7 @@ async def test_nothing_of_the_host_shines_through(
 
 @pytest.mark.parametrize("path", ["../x", "a/../../x", "/proc/1/environ", "link", "fifo", "in", ""])
 async def test_the_file_api_reads_regular_files_of_the_workspace(
-    sandbox: BwrapSandbox, path: str
+    sandbox: SupervisedSandbox, path: str
 ) -> None:
     await sh(sandbox, "ln -s /usr/bin/python3 link; ln -s / out; mkfifo fifo")
     for bad in (path, f"out/{path}"):
@@ -172,13 +175,15 @@ async def test_the_file_api_reads_regular_files_of_the_workspace(
         await sandbox.read_file("in/a.txt", max_bytes=3)
 
 
-async def test_sandboxes_share_nothing(sandbox: BwrapSandbox) -> None:
+async def test_sandboxes_share_nothing(sandbox: SupervisedSandbox) -> None:
     await sh(sandbox, "echo x > /tmp/left; echo x > left")
     async with BwrapProvider().session(SandboxSpec()) as other:
         assert (await sh(other, "ls -A /tmp /workspace /dev/shm")).stdout.count(b"left") == 0
 
 
-async def test_a_call_that_is_given_up_ends_the_channel_not_the_host(sandbox: BwrapSandbox) -> None:
+async def test_a_call_that_is_given_up_ends_the_channel_not_the_host(
+    sandbox: SupervisedSandbox,
+) -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(sh(sandbox, "sleep 60", 60), 0.3)
     with pytest.raises(SandboxFault):
