@@ -1,82 +1,144 @@
-"""A seccomp filter for sandboxed programs, as the BPF bytes that bubblewrap takes.
+"""What sandboxed programs may ask the kernel for: one list, as BPF bytes and as Docker's profile.
 
-Calls that reach for the kernel's rarer doors are refused with EPERM; sockets are Unix, IPv4 and
-IPv6 alone; clone3 says ENOSYS so that libc falls back to clone, whose flags can be read. x86-64
-and aarch64; a process of another architecture is killed.
+A call that is not listed is refused with EPERM (one the list is too old to know with ENOSYS, as an
+older kernel would). Sockets are Unix, IPv4 and IPv6 alone; clone makes no namespace; clone3 says
+ENOSYS so that libc falls back to clone, whose flags can be read. x86-64 and aarch64; a process of
+another architecture is killed.
 """
 
 import platform
 import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 from agentrl.errors import ConfigError
 
-# asm-generic numbers serve aarch64; x86-64 has its own. Both from the kernel's syscall tables.
-REFUSED = {
-    "x86_64": {
-        "ptrace": 101, "syslog": 103, "acct": 163, "mount": 165, "umount2": 166, "swapon": 167,
-        "swapoff": 168, "reboot": 169, "init_module": 175, "delete_module": 176, "quotactl": 179,
-        "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298,
-        "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311,
-        "finit_module": 313, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
-        "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
-        "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
-        "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442, "chroot": 161,
-        "pivot_root": 155, "kexec_load": 246, "personality": 135, "kcmp": 312,
-    },
-    "aarch64": {
-        "ptrace": 117, "syslog": 116, "acct": 89, "mount": 40, "umount2": 39, "swapon": 224,
-        "swapoff": 225, "reboot": 142, "init_module": 105, "delete_module": 106, "quotactl": 60,
-        "add_key": 217, "request_key": 218, "keyctl": 219, "unshare": 97, "perf_event_open": 241,
-        "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271,
-        "finit_module": 273, "kexec_file_load": 294, "bpf": 280, "userfaultfd": 282,
-        "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
-        "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
-        "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442, "chroot": 51,
-        "pivot_root": 41, "kexec_load": 104, "personality": 92, "kcmp": 272,
-    },
-}  # fmt: skip
-AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-SOCKET = {"x86_64": 41, "aarch64": 198}
-CLONE = {"x86_64": 56, "aarch64": 220}
 CLONE3 = 435
 FAMILIES = (1, 2, 10)
+"""AF_UNIX, AF_INET, AF_INET6."""
 NEW_NAMESPACES = 0x7E020000
 X32 = 0x40000000
+_NEWEST = 460
 
-_LOAD, _EQUAL, _GREATER, _ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _GREATER, _AT_LEAST, _ANY, _RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
+_REFUSE, _MISSING = _ERROR | _EPERM, _ERROR | _ENOSYS
+
+_Step = tuple[int, int, int, int]
 
 
-def filter_for(machine: str | None = None) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Machine:
+    """Numbers of an architecture; `column` is its place in the table of calls."""
+
+    audit: int
+    name: str
+    socket: int
+    clone: int
+    column: int
+
+
+_MACHINES = {
+    "x86_64": _Machine(audit=0xC000003E, name="SCMP_ARCH_X86_64", socket=41, clone=56, column=1),
+    "aarch64": _Machine(
+        audit=0xC00000B7, name="SCMP_ARCH_AARCH64", socket=198, clone=220, column=2
+    ),
+}
+
+
+@cache
+def filter_for(name: str | None = None) -> bytes:
     """The filter program for a machine (this one's by default). Raises ConfigError if unknown."""
-    machine = machine or platform.machine()
-    if machine not in REFUSED:
-        raise ConfigError(f"no seccomp filter for {machine}: use x86_64 or aarch64")
-    refuse, missing = _ERROR | _EPERM, _ERROR | _ENOSYS
-    program = [
+    machine = _machine(name)
+    program: list[_Step] = [
         (_LOAD, 0, 0, 4),
-        (_EQUAL, 1, 0, AUDIT_ARCH[machine]),
+        (_EQUAL, 1, 0, machine.audit),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, 0),
-        *_when(_GREATER, X32, refuse),
-        *_when(_EQUAL, CLONE3, missing),
-        *(step for n in sorted(REFUSED[machine].values()) for step in _when(_EQUAL, n, refuse)),
-        # clone with a namespace flag
-        (_EQUAL, 0, 4, CLONE[machine]),
+        *_when(_AT_LEAST, X32, _REFUSE),
+        *_when(_EQUAL, CLONE3, _MISSING),
+        # clone without a new namespace
+        (_EQUAL, 0, 4, machine.clone),
         (_LOAD, 0, 0, 16),
-        *_when(_ANY, NEW_NAMESPACES, refuse),
+        *_when(_ANY, NEW_NAMESPACES, _REFUSE),
         (_RETURN, 0, 0, _ALLOW),
-        # socket of another family
-        (_EQUAL, 0, len(FAMILIES) + 2, SOCKET[machine]),
+        # socket of a known family
+        (_EQUAL, 0, len(FAMILIES) + 3, machine.socket),
         (_LOAD, 0, 0, 16),
         *((_EQUAL, len(FAMILIES) - i, 0, family) for i, family in enumerate(FAMILIES)),
-        (_RETURN, 0, 0, refuse),
+        (_RETURN, 0, 0, _REFUSE),
         (_RETURN, 0, 0, _ALLOW),
+        *(step for first, last in _runs(_numbers(machine)) for step in _between(first, last)),
+        *_when(_GREATER, _NEWEST, _MISSING),
+        (_RETURN, 0, 0, _REFUSE),
     ]
     return b"".join(struct.pack("=HBBI", *step) for step in program)
 
 
-def _when(test: int, value: int, verdict: int) -> list[tuple[int, int, int, int]]:
+@cache
+def docker_profile() -> dict[str, Any]:
+    """The same list in the format of Docker's `--security-opt seccomp=`. Don't change it."""
+    machine = _machine(None)
+    names = [name for name, *_ in _table()]
+    no_namespace = {"index": 0, "value": NEW_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}
+    sockets = [
+        {
+            "names": ["socket"],
+            "action": "SCMP_ACT_ALLOW",
+            "args": [{"index": 0, "value": family, "op": "SCMP_CMP_EQ"}],
+        }
+        for family in FAMILIES
+    ]
+    return {
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "architectures": [machine.name],
+        "syscalls": [
+            {"names": names, "action": "SCMP_ACT_ALLOW"},
+            {"names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [no_namespace]},
+            {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS},
+            *sockets,
+        ],
+    }
+
+
+def _machine(name: str | None) -> _Machine:
+    name = name or platform.machine()
+    if name not in _MACHINES:
+        raise ConfigError(f"no seccomp filter for {name}: use x86_64 or aarch64")
+    return _MACHINES[name]
+
+
+@cache
+def _table() -> tuple[tuple[str, str, str], ...]:
+    text = files("agentrl_sandboxes").joinpath("syscalls.tsv").read_text(encoding="utf-8")
+    rows = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
+    return tuple((name, x86, arm) for name, x86, arm in rows)
+
+
+def _numbers(machine: _Machine) -> list[int]:
+    return sorted(int(row[machine.column]) for row in _table() if row[machine.column] != "-")
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Neighbouring numbers as ranges, both ends included."""
+    first = last = numbers[0]
+    for number in numbers[1:]:
+        if number > last + 1:
+            yield first, last
+            first = number
+        last = number
+    yield first, last
+
+
+def _between(first: int, last: int) -> list[_Step]:
+    """Allow the loaded number if it is in the range."""
+    return [(_AT_LEAST, 0, 2, first), (_GREATER, 1, 0, last), (_RETURN, 0, 0, _ALLOW)]
+
+
+def _when(test: int, value: int, verdict: int) -> list[_Step]:
     """Return `verdict` if the loaded word passes the test."""
     return [(test, 0, 1, value), (_RETURN, 0, 0, verdict)]

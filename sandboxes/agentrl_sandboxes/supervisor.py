@@ -42,6 +42,9 @@ def main() -> None:
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_DUMPABLE, 0)  # nobody of the same uid may trace it or read its memory
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if os.getuid() == 0:
+        for folder in ("/workspace", "/tmp"):  # some runtimes mount them for root alone
+            os.chmod(folder, 0o1777)
     operations: dict[str, Callable[[Request], Answer]] = {
         "exec": run,
         "read": lambda request: as_nobody(read_file, request),
