@@ -20,6 +20,8 @@ START_TIMEOUT_S = 20.0
 GRACE_S = 10.0
 """How long past a command's own limit the supervisor may take to answer."""
 MAX_ANSWER_BYTES = 64 << 20
+PART_BYTES = 1 << 20
+"""Files travel in parts: the supervisor's memory is the sandbox's own."""
 
 SUPERVISOR = files("agentrl_sandboxes").joinpath("supervisor.py").read_text(encoding="utf-8")
 """What runs inside as PID 1, as source for `python3 -c`."""
@@ -92,12 +94,23 @@ class SupervisedSandbox:
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """A regular file of the workspace. Raises ToolError."""
-        answer = await self._file({"op": "read", "path": path, "max_bytes": max_bytes})
-        return base64.b64decode(answer["data"])
+        data, size = bytearray(), 0
+        while not data or len(data) < size:
+            part = {"op": "read", "path": path, "offset": len(data), "size": PART_BYTES}
+            answer = await self._file(part)
+            size = answer["size"]
+            if size > max_bytes:
+                raise ToolError(f"{path}: its {size} bytes are more than {max_bytes}")
+            data += base64.b64decode(answer["data"])
+            if not answer["data"]:
+                break
+        return bytes(data)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file of the workspace, with its folders. Raises ToolError."""
-        await self._file({"op": "write", "path": path, "data": base64.b64encode(data).decode()})
+        for start in range(0, max(1, len(data)), PART_BYTES):
+            part = base64.b64encode(data[start : start + PART_BYTES]).decode()
+            await self._file({"op": "write", "path": path, "data": part, "append": start > 0})
 
     async def _file(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if "\0" in request["path"]:

@@ -59,20 +59,22 @@ def main() -> None:
         try:
             answer = operations[request["op"]](request)
         except OSError as error:
-            answer = {"error": error.strerror or str(error), "errno": error.errno}
+            answer = {"error": error.strerror or str(error)}
+        except ValueError as error:  # a path that no encoding takes
+            answer = {"error": str(error)}
         payload = json.dumps(answer).encode()
         write_all(struct.pack(">I", len(payload)) + payload)
 
 
 def read_exactly(size: int) -> bytes | None:
     """`size` bytes of stdin, or None at its end."""
-    data = b""
+    data = bytearray()
     while len(data) < size:
-        part = os.read(0, size - len(data))
+        part = os.read(0, min(size - len(data), 1 << 20))
         if not part:
             return None
         data += part
-    return data
+    return bytes(data)
 
 
 def write_all(data: bytes) -> None:
@@ -282,7 +284,7 @@ def open_parent(path: str, create: bool) -> tuple[int, str]:
 
 
 def read_file(request: Request) -> Answer:
-    """A regular file of the workspace, size-capped."""
+    """A part of a regular file of the workspace, and the size of the whole."""
     folder, name = open_parent(request["path"], False)
     try:
         # Non-blocking: opening a fifo must not hang.
@@ -293,16 +295,17 @@ def read_file(request: Request) -> Answer:
         info = os.fstat(handle)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        if info.st_size > request["max_bytes"]:
-            raise OSError(errno.EFBIG, f"larger than {request['max_bytes']} bytes")
-        return {"data": base64.b64encode(file.read(request["max_bytes"])).decode()}
+        file.seek(request["offset"])
+        data = file.read(request["size"])
+        return {"data": base64.b64encode(data).decode(), "size": info.st_size}
 
 
 def write_file(request: Request) -> Answer:
-    """Write a regular file of the workspace, with its folders."""
+    """Write the first part of a regular file of the workspace, with its folders, or add to it."""
     folder, name = open_parent(request["path"], True)
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+        how = os.O_APPEND if request["append"] else os.O_CREAT | os.O_TRUNC
+        flags = os.O_WRONLY | how | os.O_NOFOLLOW | os.O_NONBLOCK
         handle = os.open(name, flags, 0o644, dir_fd=folder)
     finally:
         os.close(folder)

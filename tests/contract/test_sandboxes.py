@@ -1,0 +1,190 @@
+"""Every backend holds the sandbox contract; and what each promises beyond it."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentrl_sandboxes.bwrap import BwrapProvider
+from agentrl_sandboxes.docker import OWNER, DockerProvider
+from agentrl_sandboxes.images import build_image
+from agentrl_sandboxes.owner import is_gone, this_process
+
+from agentrl.errors import ConfigError, SandboxFault
+from agentrl.protocols import SandboxProvider
+from agentrl.testing.sandbox import SANDBOX_CHECKS, SandboxCheck
+from agentrl.types import SandboxSpec
+
+START_DOCKER = Path(__file__).parents[2] / "scripts" / "start-docker"
+STARTED_HERE = Path("/var/log/agentrl-dockerd.log")
+
+
+def no_engine() -> str:
+    try:
+        DockerProvider()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+WHY_NO_DOCKER = no_engine()
+needs_docker = pytest.mark.skipif(bool(WHY_NO_DOCKER), reason=WHY_NO_DOCKER)
+BACKENDS = [
+    pytest.param(BwrapProvider, id="bwrap"),
+    pytest.param(DockerProvider, id="docker", marks=needs_docker),
+]
+Make = Callable[[], SandboxProvider]
+
+
+@pytest.mark.parametrize("check", SANDBOX_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("make", BACKENDS)
+async def test_the_contract(make: Make, check: SandboxCheck) -> None:
+    await check(make())
+
+
+@pytest.mark.parametrize("make", BACKENDS)
+async def test_egress_is_refused_rather_than_ignored(make: Make) -> None:
+    with pytest.raises(ConfigError, match="egress"):
+        async with make().session(SandboxSpec(egress=("example.org",))):
+            raise AssertionError("must not open")
+
+
+OWNER_OF_MANY = """
+import asyncio, sys
+from agentrl.plugins import find_sandbox
+from agentrl.types import SandboxSpec
+async def one(provider):
+    async with provider.session(SandboxSpec()) as sandbox:
+        print("up", flush=True)
+        await sandbox.exec(["sleep", "98765"], timeout_s=9999)
+async def main():
+    provider = find_sandbox(sys.argv[1])()
+    await asyncio.gather(*(one(provider) for _ in range(int(sys.argv[2]))))
+asyncio.run(main())
+"""
+
+
+def sleepers() -> int:
+    seen = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    return sum(line == "sleep 98765" for line in seen.splitlines())
+
+
+def containers() -> list[str]:
+    made = ["docker", "ps", "-aq", "--filter", f"label={OWNER}"]
+    return subprocess.run(made, capture_output=True, text=True).stdout.split()
+
+
+@pytest.mark.parametrize("name", ["bwrap", pytest.param("docker", marks=needs_docker)])
+def test_when_the_owner_is_killed_nothing_stays(name: str) -> None:
+    many = 8
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER_OF_MANY, name, str(many)], stdout=subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    assert [owner.stdout.readline() for _ in range(many)] == [b"up\n"] * many
+    while sleepers() < many:
+        time.sleep(0.05)
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    deadline = time.monotonic() + 10
+    while sleepers() or (name == "docker" and containers()):
+        assert time.monotonic() < deadline, "a sandbox outlived its owner"
+        time.sleep(0.05)
+
+
+# ---------------------------------------------------------------- docker
+
+
+@needs_docker
+async def test_a_container_is_as_hard_as_it_says() -> None:
+    """The configuration matters more than any escape: this is what the engine was told."""
+    provider = DockerProvider()
+    spec = SandboxSpec(memory_mb=200, cpus=0.5, processes=30)
+    async with provider.session(spec):
+        (container,) = containers()
+        inspect = subprocess.run(["docker", "inspect", container], capture_output=True)
+        (seen,) = json.loads(inspect.stdout)
+    host, config = seen["HostConfig"], seen["Config"]
+    wanted: dict[str, Any] = {
+        "NetworkMode": "none", "Privileged": False, "ReadonlyRootfs": True, "Binds": None,
+        "CapDrop": ["ALL"], "Memory": 200 << 20, "MemorySwap": 200 << 20, "NanoCpus": 5 * 10**8,
+        "PidMode": "", "UsernsMode": "", "AutoRemove": True, "PublishAllPorts": False,
+    }  # fmt: skip
+    assert {name: host[name] for name in wanted} == wanted
+    assert set(host["CapAdd"]) == {"SETUID", "SETGID", "KILL"}
+    assert host["PidsLimit"] <= 40 and host["Devices"] in (None, [])
+    assert seen["Mounts"] == [] and host["LogConfig"]["Type"] == "none"
+    assert any(option.startswith("seccomp={") for option in host["SecurityOpt"])
+    assert "no-new-privileges:true" in host["SecurityOpt"]
+    assert {variable.partition("=")[0] for variable in config["Env"]} <= {"HOME", "LANG", "PATH"}
+    assert config["Image"].startswith("sha256:"), "what runs is known by its content"
+
+
+@needs_docker
+async def test_memory_is_that_of_the_whole_tree() -> None:
+    """Eight processes of 50 MB each fit one by one, but not together."""
+    hog = (
+        "import os, time\n"
+        "for _ in range(7):\n"
+        "  if os.fork() == 0: break\n"
+        "x = bytearray(50 << 20); x[::4096] = b'1' * len(x[::4096]); time.sleep(1)"
+    )
+    async with DockerProvider().session(SandboxSpec(memory_mb=200)) as sandbox:
+        done = await sandbox.exec(["python3", "-c", hog], timeout_s=10)
+        assert done.out_of_memory
+        assert (await sandbox.exec(["echo", "on"], timeout_s=5)).stdout == b"on\n"
+
+
+@needs_docker
+async def test_prune_takes_what_a_dead_owner_left_and_nothing_else() -> None:
+    provider = DockerProvider()
+    image = build_image(provider._client, "python").digest
+    dead = subprocess.Popen(["true"])
+    owner = this_process().replace(f":{os.getpid()}:", f":{dead.pid}:")
+    dead.wait()
+    assert is_gone(owner) and not is_gone(this_process()) and not is_gone("elsewhere:1:2")
+    left = ["docker", "create", "--label", f"{OWNER}={owner}", image, "true"]
+    subprocess.run(left, check=True, capture_output=True)
+    async with provider.session(SandboxSpec()) as sandbox:
+        assert await provider.prune("") == 1
+        assert (await sandbox.exec(["echo", "mine"], timeout_s=5)).stdout == b"mine\n"
+    assert containers() == []
+
+
+@needs_docker
+async def test_an_image_that_nobody_has_is_named() -> None:
+    with pytest.raises(ConfigError, match="no-such-image"):
+        async with DockerProvider().session(SandboxSpec(image="no-such-image:1")):
+            raise AssertionError("must not open")
+
+
+@pytest.mark.skipif(not STARTED_HERE.exists(), reason="the engine is not this test's to kill")
+@needs_docker
+async def test_an_engine_that_is_killed_is_a_fault_and_the_next_one_serves() -> None:
+    provider = DockerProvider()
+    engine = int(Path("/var/run/docker.pid").read_text())
+    with pytest.raises(SandboxFault):
+        async with provider.session(SandboxSpec()) as sandbox:
+            call = asyncio.ensure_future(sandbox.exec(["sleep", "60"], timeout_s=60))
+            await asyncio.sleep(0.5)
+            os.kill(engine, signal.SIGKILL)
+            await call
+    await asyncio.to_thread(subprocess.run, [str(START_DOCKER)], check=True)
+    for _ in range(2):  # the client may still hold a connection to the old one
+        try:
+            async with provider.session(SandboxSpec()) as sandbox:
+                done = await sandbox.exec(["echo", "back"], timeout_s=9)
+            break
+        except SandboxFault:
+            continue
+    assert done.stdout == b"back\n"
+    await provider.prune("")
+    assert containers() == []
