@@ -6,7 +6,8 @@ verb of the command line and owns its event loop.
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Callable, Sequence
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,8 +31,8 @@ from agentrl.learning.learner import PolicyLearner
 from agentrl.learning.supervised import fit
 from agentrl.metrics import open_metrics
 from agentrl.models import load_policy
-from agentrl.plugins import find_environment, find_sandbox, problems_of
-from agentrl.protocols import EnvironmentClass, Reporter, Split
+from agentrl.plugins import find_environment, open_sandboxes, problems_of
+from agentrl.protocols import EnvironmentClass, Reporter, SandboxProvider, Split
 from agentrl.provenance import digest, write_provenance
 from agentrl.rendering import check_template, make_renderer
 from agentrl.rollout import Limits, Stage, run_script
@@ -122,7 +123,9 @@ async def open_run(config: RunConfig, *, reporter: Reporter) -> AsyncGenerator[R
     progress = load_checkpoint(found, learner) if found else Progress(version=0, cursor=0)
     if found:
         reporter.note(f"resuming from {found}")
-    async with _stage(config, environment, policy) as stage:
+    async with _stage(config, environment, policy, problems) as stage:
+        if stage.sandboxes is not None:
+            reporter.note(f"sandboxes: {_shown(_facts_of(stage.sandboxes))}")
         facts = _record(config, policy, stage)
         with open_metrics(run.dir, from_step=progress.version, tracker=run.tracker) as metrics:
             yield Run(
@@ -160,8 +163,9 @@ async def _warm_start(config: RunConfig, reporter: Reporter, *, force: bool) -> 
             f"warm_start.scripts names {', '.join(missing)}, but {config.environment.name} has "
             f"{', '.join(sorted(environment.scripts))}"
         )
-    async with _stage(config, environment, policy) as stage:
-        traces = await _traces(config, stage, reporter)
+    problems = problems_of(environment, "train", config.environment.options)
+    async with _stage(config, environment, policy, problems) as stage:
+        traces = await _traces(config, stage, problems, reporter)
     reporter.phase("warm start", section.steps)
     fit(
         policy.model,
@@ -177,10 +181,11 @@ async def _warm_start(config: RunConfig, reporter: Reporter, *, force: bool) -> 
     return folder
 
 
-async def _traces(config: RunConfig, stage: Stage, reporter: Reporter) -> list[Trajectory]:
+async def _traces(
+    config: RunConfig, stage: Stage, problems: Sequence[Problem], reporter: Reporter
+) -> list[Trajectory]:
     """Episodes of scripted policies, in the set shares, on training problems."""
     section, seed, environment = config.warm_start, config.run.seed, stage.environment
-    problems = problems_of(environment, "train", config.environment.options)
     names, shares = list(section.scripts), list(section.scripts.values())
     chosen = Random(f"traces:{seed}").choices(names, shares, k=section.traces)
     gate = asyncio.Semaphore(config.rollout.concurrency)
@@ -210,14 +215,10 @@ async def _rollout(
 ) -> list[Group]:
     environment = find_environment(config.environment.name)
     policy = _load(config, model or _newest(config))
-    async with _stage(config, environment, policy) as stage:
-        return await _groups(
-            config,
-            replace(stage, temperature=0.0) if greedy else stage,
-            problems_of(environment, split, config.environment.options, problems),
-            reporter,
-            size=size,
-        )
+    chosen = problems_of(environment, split, config.environment.options, problems)
+    async with _stage(config, environment, policy, chosen) as stage:
+        played = replace(stage, temperature=0.0) if greedy else stage
+        return await _groups(config, played, chosen, reporter, size=size)
 
 
 async def _evaluate(
@@ -242,9 +243,9 @@ async def _groups(
 
 @asynccontextmanager
 async def _stage(
-    config: RunConfig, environment: EnvironmentClass, policy: Policy
+    config: RunConfig, environment: EnvironmentClass, policy: Policy, problems: Sequence[Problem]
 ) -> AsyncGenerator[Stage]:
-    """The engine, renderer and sandboxes of a run, closed at the end."""
+    """The engine, the renderer and, if a problem needs them, the sandboxes; closed at the end."""
     names = [tool.name for tool in environment(sandbox=None).tools]
     renderer = make_renderer(
         policy.tokenizer, tool_format_name=config.model.tool_format, tool_names=names
@@ -263,7 +264,9 @@ async def _stage(
             engine=engine,
             renderer=renderer,
             environment=environment,
-            sandboxes=find_sandbox(config.sandbox.name)(**config.sandbox.options),
+            sandboxes=open_sandboxes(config.sandbox.name, config.sandbox.options)
+            if any(problem.task.sandbox for problem in problems)
+            else None,
             limits=Limits(
                 max_turns=config.rollout.max_turns,
                 max_action_tokens=config.sampling.max_action_tokens,
@@ -326,16 +329,22 @@ def _record(config: RunConfig, policy: Policy, stage: Stage) -> dict[str, str]:
     (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     renderer: Any = stage.renderer
     vocabulary = sorted(policy.tokenizer.get_vocab().items())
+    sandbox = _facts_of(stage.sandboxes) if stage.sandboxes else {}
     facts = {
         "tokenizer_sha256": digest(repr(vocabulary)),
         "template_sha256": digest(renderer.template),
-    }
-    sandbox = {
-        "name": config.sandbox.name,
-        "isolation": stage.sandboxes.isolation if stage.sandboxes else "none",
+        "sandbox": json.dumps(sandbox),
     }
     write_provenance(folder, facts={**facts, "sandbox": sandbox})
     return facts
+
+
+def _facts_of(sandboxes: SandboxProvider) -> dict[str, str]:
+    return {"isolation": sandboxes.isolation, **sandboxes.describe()}
+
+
+def _shown(facts: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def _pace(config: RunConfig) -> Pace:

@@ -70,8 +70,40 @@ def find_environment(reference: str) -> EnvironmentClass:
 
 
 def find_sandbox(name: str) -> type[SandboxProvider]:
-    """The sandbox backend of this name; `auto` is bubblewrap. Raises PluginError."""
-    return _find("sandbox", "bwrap" if name == "auto" else name)
+    """The sandbox backend of this name. Raises PluginError."""
+    return _find("sandbox", name)
+
+
+AUTO = ("docker", "bwrap")
+"""What `auto` tries, strongest first."""
+
+
+def open_sandboxes(name: str, options: Mapping[str, Any] | None = None) -> SandboxProvider:
+    """The backend of this name, ready to open sandboxes; `auto` is the first of `AUTO` that works.
+
+    Raises PluginError for an unknown name, ConfigError when the backend can't work here, with what
+    to install.
+    """
+    if name != "auto":
+        return _made(name, options or {})
+    if options:
+        raise ConfigError(f"sandbox.options are a backend's own: set sandbox.name to one of {AUTO}")
+    reasons: list[str] = []
+    for candidate in AUTO:
+        try:
+            return _made(candidate, {})
+        except ConfigError as error:
+            reasons.append(f"{candidate}: {error}")
+    raise ConfigError(f"no sandbox works on this machine: {'; '.join(reasons)}")
+
+
+def _made(name: str, options: Mapping[str, Any]) -> SandboxProvider:
+    backend = find_sandbox(name)
+    try:
+        inspect.signature(backend).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"sandbox.options of {name}: {error}") from None
+    return backend(**options)
 
 
 def find_engine(name: str) -> type[InferenceEngine]:

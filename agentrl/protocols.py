@@ -150,6 +150,10 @@ class SandboxProvider(Protocol):
         """A fresh sandbox; when the context ends nothing of it is left."""
         ...
 
+    def describe(self) -> Mapping[str, str]:
+        """Its name, version and what it does not limit, as a run's record keeps it."""
+        ...
+
     async def prune(self, run_id: str) -> int:
         """Remove what a dead run left behind ("" for any run) and say how many."""
         ...

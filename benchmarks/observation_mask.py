@@ -103,9 +103,9 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="section.field=value")
     arguments = parser.parse_args()
     runs = {"observations masked": arguments.dir / "on", "mask off": arguments.dir / "off"}
+    own = ("algorithm.proximal=recompute", "algorithm.mismatch=none")
     on, off = (
-        load_config(CONFIG, [f"run.dir={folder}", "algorithm.proximal=recompute", *arguments.set])
-        for folder in runs.values()
+        load_config(CONFIG, [f"run.dir={folder}", *own, *arguments.set]) for folder in runs.values()
     )
     with reporter_for(quiet=False, as_json=False) as reporter:
         start = build.warm_start(on, reporter=reporter)

@@ -62,14 +62,14 @@ def env(
     `--set environment.options={...}` gives it options, `--set sandbox.name=...` another backend.
     """
     from agentrl.config import load_config
-    from agentrl.plugins import find_environment, find_sandbox, problems_of
+    from agentrl.plugins import find_environment, open_sandboxes, problems_of
     from agentrl.testing.environment import RULES, check_environment
 
     config = load_config(None, set_ or [])
     environment = find_environment(name)
     options = config.environment.options
     needed = any(p.task.sandbox for p in problems_of(environment, "train", options, sample))
-    backend = find_sandbox(config.sandbox.name)(**config.sandbox.options) if needed else None
+    backend = open_sandboxes(config.sandbox.name, config.sandbox.options) if needed else None
     findings = asyncio.run(
         check_environment(
             environment, sandboxes=backend, options=options, sample=sample, open_book=open_book

@@ -1,7 +1,7 @@
 """What the verbs share: their options, and how a configuration is found."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,7 +32,12 @@ TRIAL = (
     "learner.micro_batch_tokens=16384",
 )
 """An environment file without a configuration is tried on the tiny policy, in minutes on a CPU."""
-TRIAL_WARM_START = "warm_start={steps: 400, traces: 1500, batch: 32, lr: 2.0e-3}"
+TRIAL_WARM_START = (
+    "warm_start.steps=400",
+    "warm_start.traces=1500",
+    "warm_start.batch=32",
+    "warm_start.lr=2.0e-3",
+)
 """Where the environment has an oracle; without one the tiny policy starts from random weights."""
 
 
@@ -56,10 +61,10 @@ def config_of(source: str, overrides: list[str] | None) -> "RunConfig":
     return load_config(None, [*named, *given])
 
 
-def _warm_start(environment: str) -> list[str]:
+def _warm_start(environment: str) -> Sequence[str]:
     from agentrl.plugins import find_environment
 
-    return [TRIAL_WARM_START] if "oracle" in find_environment(environment).scripts else []
+    return TRIAL_WARM_START if "oracle" in find_environment(environment).scripts else ()
 
 
 def split_of(name: str) -> "Split":

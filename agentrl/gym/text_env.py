@@ -14,7 +14,7 @@ from agentrl.gym.episode import Reply, Script, play
 from agentrl.gym.space import TextSpace
 from agentrl.gym.thread import EpisodeThread
 from agentrl.parsing import FORMATS, tool_format
-from agentrl.plugins import find_environment, find_sandbox, problems_of, registered
+from agentrl.plugins import find_environment, open_sandboxes, problems_of, registered
 from agentrl.protocols import EnvironmentClass, SandboxProvider, Split
 
 
@@ -115,7 +115,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def _provider(self) -> SandboxProvider:
         if isinstance(self._sandboxes, str):
-            self._sandboxes = find_sandbox(self._sandboxes)()
+            self._sandboxes = open_sandboxes(self._sandboxes)
         return self._sandboxes
 
 

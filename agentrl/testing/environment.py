@@ -117,6 +117,10 @@ class CountedSandboxes:
             finally:
                 self.open_now -= 1
 
+    def describe(self) -> Mapping[str, str]:
+        """As the inner provider."""
+        return self._inner.describe()
+
     async def prune(self, run_id: str) -> int:
         """As the inner provider does."""
         return await self._inner.prune(run_id)

@@ -233,6 +233,10 @@ class FakeSandboxes:
             self.open_now -= 1
             self.log.append("close")
 
+    def describe(self) -> Mapping[str, str]:
+        """That it is none."""
+        return {"backend": "fake"}
+
     async def prune(self, run_id: str) -> int:
         """Nothing outlives its session."""
         return 0

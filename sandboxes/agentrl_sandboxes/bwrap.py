@@ -8,7 +8,8 @@ cgroup of its own.
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncGenerator
+import subprocess
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class BwrapProvider:
             raise ConfigError("the sandbox needs /usr/bin/python3: install the package `python3`")
         self._bwrap = found
         self._filter = filter_for()
+        self._probe()
 
     @asynccontextmanager
     async def session(self, spec: SandboxSpec) -> AsyncGenerator[SupervisedSandbox]:
@@ -50,9 +52,35 @@ class BwrapProvider:
             await asyncio.shield(process.wait())
             process._transport.close()  # type: ignore[attr-defined]  # its pipes, at once
 
+    def describe(self) -> Mapping[str, str]:
+        """The program's version, and that memory is limited for each process."""
+        said = subprocess.run([self._bwrap, "--version"], capture_output=True, text=True)
+        return {"backend": "bwrap", "program": said.stdout.strip(), "memory": "of each process"}
+
     async def prune(self, run_id: str) -> int:
         """Nothing outlives its owner: the sandbox dies with its parent."""
         return 0
+
+    def _probe(self) -> None:
+        """Open an empty sandbox: a program on the path proves nothing."""
+        command = [
+            *_as_nobody(),
+            self._bwrap,
+            "--unshare-all",
+            "--unshare-user",
+            "--disable-userns",
+        ]
+        command += ["--ro-bind", "/usr", "/usr", *_links(), "--proc", "/proc", "/usr/bin/true"]
+        try:
+            tried = subprocess.run(command, capture_output=True, text=True, timeout=10)
+            failure = tried.stderr if tried.returncode else ""
+        except (OSError, subprocess.TimeoutExpired) as error:
+            failure = str(error)
+        if failure:
+            raise ConfigError(
+                f"bubblewrap can't make a sandbox here ({' '.join(failure.split())[:200]}): it "
+                "needs user namespaces, see `agentrl doctor`"
+            )
 
     async def _start(self, spec: SandboxSpec) -> asyncio.subprocess.Process:
         handle = os.memfd_create("agentrl-seccomp")

@@ -74,6 +74,7 @@ class DockerProvider:
         version = self._client.version()
         found = find_image(self._client, "python")
         return {
+            "backend": "docker",
             "engine": f"docker {version['Version']}",
             "runtime": self._runtime or "default",
             **({"image": f"{found.tag}@{found.digest}"} if found else {}),

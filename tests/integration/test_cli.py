@@ -188,7 +188,12 @@ def test_a_new_environment_runs_as_it_stands(
     said("init", "my_env")
     assert "in order" in said("check", "env", "my_env.py", "--sample", "2")
     said("init", "my_env", code=2)  # never over an author's work
-    model = ("model.tiny_layers=1", "model.tiny_hidden=32", "engine.context_tokens=256")
+    model = (
+        "model.tiny_layers=1",
+        "model.tiny_hidden=32",
+        "warm_start.steps=4",
+        "run.eval_problems=2",
+    )
     pace = (
         "run.steps=1",
         "rollout.groups=2",
@@ -199,7 +204,8 @@ def test_a_new_environment_runs_as_it_stands(
         part for o in (*model, *pace, f"run.dir={tmp_path / 'r'}") for part in ("--set", o)
     ]
     said("train", "my_env.py", "--quiet", *overrides)
-    assert [row["kind"] for row in read_metrics(tmp_path / "r" / "metrics.jsonl")] == ["step"]
+    kinds = [row["kind"] for row in read_metrics(tmp_path / "r" / "metrics.jsonl")]
+    assert kinds == ["eval", "step"]
 
 
 def test_a_damaged_run_is_named_by_the_check(trained: Path, said: Say, tmp_path: Path) -> None:

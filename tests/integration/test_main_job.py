@@ -105,7 +105,9 @@ def test_a_stopped_run_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     settings = [part for override in overrides for part in ("--set", override)]
     command = [sys.executable, "-m", "agentrl", "train", str(QUICKSTART), "--json", *settings]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert running.stdout is not None and running.stdout.readline()
+    assert running.stdout is not None
+    while json.loads(running.stdout.readline())["kind"] != "step":
+        pass
     time.sleep(0.5)
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=60)

@@ -7,10 +7,12 @@ import pytest
 
 from agentrl.errors import ConfigError, PluginError
 from agentrl.plugins import (
+    AUTO,
     find_engine,
     find_environment,
     find_sandbox,
     list_plugins,
+    open_sandboxes,
     problems_of,
     register,
     registered,
@@ -171,10 +173,19 @@ def test_a_name_is_registered_by_one_call() -> None:
 
 def test_engines_and_sandboxes_are_found_by_name() -> None:
     assert find_engine("transformers").__name__ == "TransformersEngine"
-    assert find_sandbox("auto") is find_sandbox("bwrap")
     assert find_sandbox("agentrl.testing.fakes:FakeSandboxes").__name__ == "FakeSandboxes"
     with pytest.raises(PluginError, match="there is no engine 'vlm'"):
         find_engine("vlm")
+
+
+def test_a_sandbox_is_opened_with_its_own_options() -> None:
+    fakes = "agentrl.testing.fakes:FakeSandboxes"
+    assert open_sandboxes(fakes, {"delay_s": 0.5}).describe() == {"backend": "fake"}
+    with pytest.raises(ConfigError, match="deley_s"):
+        open_sandboxes(fakes, {"deley_s": 0.5})
+    assert open_sandboxes("auto").describe()["backend"] in AUTO
+    with pytest.raises(ConfigError, match="options are a backend"):
+        open_sandboxes("auto", {"runtime": "runsc"})
 
 
 def test_an_environment_must_be_made_from_its_sandbox() -> None:
