@@ -24,6 +24,7 @@ train: $(SETUP)
 	$(BIN)/agentrl report runs/quickstart
 
 test: $(SETUP)
+	scripts/start-docker
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright

@@ -1,4 +1,4 @@
-"""The verbs that make and clear things: init, fetch, prune."""
+"""The verbs that make and clear things: init, fetch, sandbox build, prune."""
 
 import asyncio
 import keyword
@@ -18,6 +18,9 @@ def register(app: typer.Typer) -> None:
     app.command()(init)
     app.command()(fetch)
     app.command()(prune)
+    sandbox = typer.Typer(help="Build the images of sandboxes.", rich_markup_mode=None)
+    sandbox.command()(build)
+    app.add_typer(sandbox, name="sandbox")
 
 
 def init(
@@ -52,6 +55,19 @@ def fetch(
     with reporter_for(quiet=quiet, as_json=False) as reporter:
         path = fetch_model(name, folder, reporter)
     typer.echo(str(path))
+
+
+def build(
+    names: list[str] | None = typer.Argument(None, help="images; default: all of them"),
+) -> None:
+    """Build images into the Docker engine, unless it has them; print each with its digest."""
+    from agentrl_sandboxes.docker import connect
+    from agentrl_sandboxes.images import build_image, image_names
+
+    client = connect()
+    for name in names or image_names():
+        built = build_image(client, name)
+        typer.echo(f"{name}  {built.tag}  {built.digest}")
 
 
 def prune(

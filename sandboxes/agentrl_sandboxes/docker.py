@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from agentrl.errors import ConfigError, SandboxFault, SandboxLost
 from agentrl.protocols import Isolation
 from agentrl.types import SandboxSpec
-from agentrl_sandboxes.channel import SUPERVISOR, SupervisedSandbox, rlimits
+from agentrl_sandboxes.channel import NOBODY, SUPERVISOR, SupervisedSandbox, rlimits
 from agentrl_sandboxes.images import build_image, find_image, tag_of
 from agentrl_sandboxes.owner import is_gone, this_process
 from agentrl_sandboxes.seccomp import docker_profile
@@ -43,7 +43,7 @@ class DockerProvider:
 
     def __init__(self, *, runtime: str | None = None, run_id: str = "") -> None:
         self._calls = ThreadPoolExecutor(2 * (os.cpu_count() or 1), "docker")
-        self._client = _connect()
+        self._client = connect()
         self._runtime, self._run_id = runtime, run_id
         self._images = asyncio.Lock()
 
@@ -107,12 +107,12 @@ class DockerProvider:
     def _create(self, spec: SandboxSpec, image: str) -> str:
         api = self._client.api
         memory = spec.memory_mb << 20
-        workspace = f"rw,exec,nosuid,nodev,mode=1777,size={spec.workspace_mb << 20}"
+        tmp = f"rw,exec,nosuid,nodev,mode=1777,size={spec.workspace_mb << 20}"
         extra = {"runtime": self._runtime} if self._runtime else {}
         host = api.create_host_config(
             network_mode="none",
             read_only=True,
-            tmpfs={"/tmp": workspace, "/workspace": workspace},
+            tmpfs={"/tmp": tmp, "/workspace": f"{tmp},uid={NOBODY},gid={NOBODY}"},
             shm_size=_SHM,
             mem_limit=memory,
             memswap_limit=memory,
@@ -240,7 +240,8 @@ class _Attached:
             self._attached.close()
 
 
-def _connect() -> Any:
+def connect() -> Any:
+    """A client of the engine that DOCKER_HOST names, or the local one. Raises ConfigError."""
     try:
         import docker
         import docker.errors

@@ -188,3 +188,19 @@ async def test_an_engine_that_is_killed_is_a_fault_and_the_next_one_serves() -> 
     assert done.stdout == b"back\n"
     await provider.prune("")
     assert containers() == []
+
+
+PROGRAMS = {
+    "git": "git init -q . && git -c user.name=a -c user.email=b commit -q --allow-empty -m x && git log --format=%s && python3 -m pytest --version",  # noqa: E501
+    "python-tests": "printf 'def test(): assert 1' > test_x.py && python3 -m pytest -q -p no:cacheprovider",  # noqa: E501
+    "sqlite": "sqlite3 x.db 'select 6*7'",
+}
+
+
+@needs_docker
+@pytest.mark.parametrize("image", PROGRAMS)
+async def test_the_programs_of_an_image_run_under_all_limits(image: str) -> None:
+    async with DockerProvider().session(SandboxSpec(image=image)) as sandbox:
+        done = await sandbox.exec(["sh", "-c", PROGRAMS[image]], timeout_s=60)
+        assert done.exit_code == 0, done.stderr.decode()
+        assert done.stdout.strip()
