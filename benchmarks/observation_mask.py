@@ -26,7 +26,7 @@ from agentrl.protocols import Learner
 from agentrl.train import train
 
 CONFIG = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
-CURVES = {"success": "success on held-out problems", "entropy": "entropy of actions (nats)"}
+CURVES = {"success": "success on held-out problems", "entropy": "entropy of trained tokens (nats)"}
 
 
 class Unmasked:
