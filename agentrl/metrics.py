@@ -99,7 +99,8 @@ def _service(tracker: str, folder: Path) -> Generator[Callable[[Mapping[str, flo
         raise ConfigError(
             f"run.tracker is {tracker}, which is not installed: pip install 'agentrl[{tracker}]'"
         ) from None
-    service.init(project="agentrl", name=folder.name)
+    place = {"dir": str(folder)} if tracker == "wandb" else {}
+    service.init(project="agentrl", name=folder.name, **place)
     try:
         yield lambda numbers, step: service.log(dict(numbers), step=step)
     finally:

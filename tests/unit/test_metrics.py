@@ -1,3 +1,4 @@
+import importlib.util
 import json
 from pathlib import Path
 
@@ -42,6 +43,21 @@ def test_a_cut_last_line_is_left_out(tmp_path: Path) -> None:
     assert [r["step"] for r in read_metrics(path)] == [0, 1]
 
 
+@pytest.mark.parametrize("tracker", ["wandb", "trackio"])
+def test_a_tracker_takes_the_rows(
+    tracker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs where the package is installed; neither is needed for anything else."""
+    pytest.importorskip(tracker)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    with open_metrics(tmp_path, from_step=0, tracker=tracker) as write:
+        write(row(0))
+        write(row(1))
+    assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
 def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"agentrl\[wandb\]"),
