@@ -7,6 +7,7 @@ whole checkpoint is left).
 
 import io
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -26,6 +27,8 @@ def main() -> None:
     """Run the command line and exit with its code."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the display is ours
     warnings.showwarning = _warn
+    # Schedulers stop a job by SIGTERM: it ends as Ctrl-C ends it, with a whole checkpoint.
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode is no reason to fail
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

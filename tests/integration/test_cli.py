@@ -284,7 +284,7 @@ def test_a_prompt_over_the_context_stops_the_run_with_its_name(
 def test_a_verifier_that_fails_is_counted_and_stops_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = tmp_path / "failing_env.py"
+    own = tmp_path / "no_verdict_env.py"
     own.write_text(
         "from agentrl_environments.calculator import Calculator\n"
         "class Fails:\n"

@@ -99,7 +99,8 @@ def test_a_constant_verifier_teaches_nothing(tmp_path: Path) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_stopped_run_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_leaves_a_whole_checkpoint(how: signal.Signals, tmp_path: Path) -> None:
     build.warm_start(config(tmp_path), reporter=QuietReporter())
     overrides = (*SMALL, f"run.dir={tmp_path}", "run.steps=500", "run.eval_every=0")
     settings = [part for override in overrides for part in ("--set", override)]
@@ -109,7 +110,7 @@ def test_a_stopped_run_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     while json.loads(running.stdout.readline())["kind"] != "step":
         pass
     time.sleep(0.5)
-    running.send_signal(signal.SIGINT)
+    running.send_signal(how)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors.decode()
     assert b"Traceback" not in errors
