@@ -128,6 +128,7 @@ class SandboxSection(Section):
     options: Mapping[str, Any] = Field(
         default_factory=dict, description="the backend's own options"
     )
+    warm: int = Field(default=0, ge=0, description="sandboxes kept open ahead of their use")
 
 
 class LearnerSection(Section):

@@ -5,11 +5,13 @@ from agentrl.rollout.episode import sampling_seed
 from agentrl.rollout.reply import fit_reply
 from agentrl.rollout.run import run_episode, run_group, run_script
 from agentrl.rollout.stage import Limits, Stage
+from agentrl.rollout.warm import WarmSandboxes
 
 __all__ = [
     "SCRIPT_VERSION",
     "Limits",
     "Stage",
+    "WarmSandboxes",
     "fit_reply",
     "run_episode",
     "run_group",

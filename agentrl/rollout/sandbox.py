@@ -28,12 +28,16 @@ class SandboxOnDemand:
         """Whether somebody has asked for the sandbox and it is not there yet."""
         return self._opened is not None and not self._opened.done()
 
-    async def opened(self) -> Sandbox:
-        """The sandbox itself."""
+    def begin(self) -> "asyncio.Future[Sandbox]":
+        """Start opening, unless somebody has; what comes of it."""
         if self._opened is None:
             self._opened = asyncio.get_running_loop().create_future()
             self._holder = asyncio.create_task(self._hold(self._opened))
-        return await asyncio.shield(self._opened)
+        return self._opened
+
+    async def opened(self) -> Sandbox:
+        """The sandbox itself."""
+        return await asyncio.shield(self.begin())
 
     async def close(self) -> None:
         """Close what was opened, give up what is being opened."""
