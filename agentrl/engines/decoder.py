@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from agentrl.engines.kv_cache import ATTENTION, SPAN_STEP, SlotCache, Window, rows_of
 from agentrl.engines.sampling import draw, longest_common_prefix, processed_logprobs, uniforms
+from agentrl.engines.worker import settle
 from agentrl.errors import EngineFault
 from agentrl.types import ActionTokens, Finish, Sampling
 
@@ -86,7 +87,7 @@ class Decoder:
         self._prefill()
         self._decode()
 
-    def forget(self, future: "Future[ActionTokens]") -> None:
+    def forget(self, future: "Future[Any]") -> None:
         """Drop the request behind a cancelled future; its slot is free at once."""
         self.waiting = deque(r for r in self.waiting if r.future is not future)
         for slot, request in self.running.items():
@@ -308,15 +309,3 @@ class Decoder:
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.model.device)
-
-
-def settle(
-    future: "Future[Any]", result: object = None, *, error: BaseException | None = None
-) -> None:
-    """Answer a future once, unless whoever waited has gone."""
-    if future.done() or not future.set_running_or_notify_cancel():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)

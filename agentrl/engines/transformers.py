@@ -4,26 +4,22 @@ One worker thread owns the model. Whatever others want of it, a request or a new
 is a function in its inbox that runs between two decode steps; answers travel back as futures.
 """
 
-import asyncio
-import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.engines.decoder import Decoder, Ids, Request, settle
+from agentrl.engines.decoder import Decoder, Ids, Request
 from agentrl.engines.weights import copy_weights, fingerprint_of
-from agentrl.errors import ConfigError, EngineFault
+from agentrl.engines.worker import EngineWorker
+from agentrl.errors import ConfigError
 from agentrl.types import ActionTokens, Sampling
-
-T = TypeVar("T")
 
 
 class TransformersEngine:
@@ -62,25 +58,14 @@ class TransformersEngine:
             prefill_tokens=prefill_tokens,
         )
         self._decoder.version = version
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._open: set[Future[Any]] = set()
-        self._drained: list[Future[None]] = []
-        self._holds = 0
-        self._closing = False
-        self._why_not: str | None = "the engine is not open: use it as `async with engine:`"
-        self._thread = threading.Thread(target=self._work, name="agentrl-engine", daemon=True)
+        self._worker = EngineWorker()
 
     async def __aenter__(self) -> Self:
-        self._thread.start()
-        self._why_not = None
+        await self._worker.open(lambda: self._decoder, lambda: None)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        with self._lock:
-            self._why_not = self._why_not or "the engine was closed"
-        self._inbox.put(self._close)
-        await asyncio.to_thread(self._thread.join)
+        await self._worker.close()
 
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str
@@ -103,18 +88,11 @@ class TransformersEngine:
         def begin(future: Future[ActionTokens]) -> None:
             self._decoder.waiting.append(Request(prompt, sampling, limit, session, future))
 
-        return await asyncio.wrap_future(self._promise(begin))
+        return await self._worker.promise(begin)
 
-    @asynccontextmanager
-    async def released(self) -> AsyncGenerator[None]:
+    def released(self) -> AbstractAsyncContextManager[None]:
         """Give up the accelerator: no request runs inside, new ones wait, the cache is gone."""
-        drained = self._promise(self._hold)
-        try:
-            await asyncio.wrap_future(drained)
-            await self._between_steps(self._free)
-            yield
-        finally:
-            self._inbox.put(self._unhold)
+        return self._worker.released(self._free, lambda: None)
 
     async def load(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> str:
         """Copy weights in between two steps, forget all prefixes and serve them as `version`.
@@ -123,7 +101,7 @@ class TransformersEngine:
         fingerprint of the weights as given, in the engine's dtype. Raises WeightsNotApplied if
         the names or shapes are not the model's.
         """
-        return await self._between_steps(partial(self._load, weights, version))
+        return await self._worker.between_steps(partial(self._load, weights, version))
 
     async def score(self, token_ids: Sequence[int], temperature: float) -> list[float]:
         """Entry t-1 is the logprob (nats) of token t given the ids before it.
@@ -132,7 +110,7 @@ class TransformersEngine:
         for ids that are unknown or more than the context.
         """
         ids = self._checked(token_ids, "a sequence to score")
-        return await self._between_steps(partial(self._decoder.score, ids, temperature))
+        return await self._worker.between_steps(partial(self._decoder.score, ids, temperature))
 
     def _checked(self, token_ids: Sequence[int], what: str) -> Ids:
         ids = np.array(token_ids, np.int64)
@@ -145,77 +123,7 @@ class TransformersEngine:
             raise ValueError(f"{what} holds an id outside 0…{self.vocab_size - 1}")
         return ids
 
-    async def _between_steps(self, function: Callable[[], T]) -> T:
-        def begin(future: Future[T]) -> None:
-            try:
-                result = function()
-            except Exception as error:
-                settle(future, error=error)
-            else:
-                settle(future, result)
-
-        return await asyncio.wrap_future(self._promise(begin))
-
-    def _promise(self, begin: Callable[[Future[T]], None]) -> Future[T]:
-        """Have the worker call `begin` with a future that is answered whatever happens."""
-        future: Future[T] = Future()
-        with self._lock:
-            if self._why_not is not None:
-                raise EngineFault(self._why_not)
-            self._open.add(future)
-            self._inbox.put(partial(begin, future))
-        future.add_done_callback(self._settled)
-        return future
-
-    def _settled(self, future: Future[Any]) -> None:
-        self._open.discard(future)
-        if future.cancelled():
-            self._inbox.put(partial(self._decoder.forget, future))
-
     # What follows runs on the worker thread.
-
-    def _work(self) -> None:
-        try:
-            with torch.inference_mode():
-                while not self._closing:
-                    self._read_inbox()
-                    self._decoder.step()
-                    self._tell_drained()
-        except BaseException as error:
-            self._why_not = f"the engine's worker failed: {type(error).__name__}: {error}"
-        finally:
-            self._refuse_all()
-
-    def _read_inbox(self) -> None:
-        if not self._decoder.has_work:
-            self._inbox.get()()
-        while not self._inbox.empty():
-            self._inbox.get()()
-
-    def _refuse_all(self) -> None:
-        with self._lock:
-            self._why_not = self._why_not or "the engine was closed"
-            left = list(self._open)
-        for future in left:
-            settle(future, error=EngineFault(self._why_not))
-
-    def _close(self) -> None:
-        self._closing = True
-
-    def _hold(self, future: "Future[None]") -> None:
-        self._holds += 1
-        self._decoder.held = True
-        self._drained.append(future)
-
-    def _unhold(self) -> None:
-        self._holds -= 1
-        self._decoder.held = self._holds > 0
-
-    def _tell_drained(self) -> None:
-        if self._drained and not self._decoder.running:
-            for future in self._drained:
-                settle(future)
-            self._drained.clear()
 
     def _free(self) -> None:
         self._decoder.forget_prefixes()
