@@ -2,7 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -76,45 +77,86 @@ class InProcessWeightSync:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class WeightNames:
+    """What a model's weights are called: their shapes and dtypes, the first name of tied ones."""
+
+    shapes: Mapping[str, torch.Size]
+    dtypes: Mapping[str, torch.dtype]
+    first: Mapping[str, str]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "WeightNames":
+        """The names of all parameters of a model."""
+        first = {id(p): name for name, p in model.named_parameters()}
+        every = dict(model.named_parameters(remove_duplicate=False))
+        return cls(
+            {name: p.shape for name, p in every.items()},
+            {name: p.dtype for name, p in every.items()},
+            {name: first[id(p)] for name, p in every.items()},
+        )
+
+
+class Delivery:
+    """One set of weights on its way to an engine: checked one by one, complete at the end."""
+
+    def __init__(self, names: WeightNames) -> None:
+        self._names = names
+        self._sums: dict[str, int] = {}
+
+    def checked(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Each weight once, under its first name and in the dtype of the model.
+
+        A tied weight may come under one of its names or under all. Raises WeightsNotApplied for
+        an unknown name, another shape, or two values for a tied weight.
+        """
+        for name, source in weights:
+            shape = self._names.shapes.get(name)
+            if shape != source.shape:
+                has = "no such weight" if shape is None else f"shape {tuple(shape)}"
+                raise WeightsNotApplied(
+                    f"weight {name} of shape {tuple(source.shape)} does not fit: the engine has "
+                    f"{has}"
+                )
+            cast, first = source.detach().to(self._names.dtypes[name]), self._names.first[name]
+            checksum, known = checksum_of(cast), self._sums.get(first)
+            if known is None:
+                self._sums[first] = checksum
+                yield first, cast
+            elif known != checksum:
+                raise WeightsNotApplied(
+                    f"weight {name} is tied to {first}, but the learner gave both values"
+                )
+
+    def fingerprint(self) -> str:
+        """Of all that came. Raises WeightsNotApplied if a weight never did."""
+        missing = sorted(set(self._names.first.values()) - set(self._sums))
+        if missing:
+            raise WeightsNotApplied(
+                f"{len(missing)} weights never came from the learner, as {missing[0]}"
+            )
+        return digest(self._sums.items())
+
+
 def copy_weights(weights: Iterable[tuple[str, Tensor]], model: nn.Module) -> str:
     """Copy every weight in, cast to the model's dtype; the fingerprint of what was given.
 
-    A tied weight may come under one of its names or under all. Raises WeightsNotApplied for an
-    unknown name, another shape, a weight that never came, two values for a tied weight, or a
-    source that is the model's own memory.
+    Raises what `Delivery` raises, and WeightsNotApplied for a source that is the model's own
+    memory.
     """
-    canonical = {id(p): name for name, p in model.named_parameters()}
-    own = dict(model.named_parameters(remove_duplicate=False))
-    sums: dict[str, int] = {}
-    for name, source in weights:
-        target = own.get(name)
-        if target is None or target.shape != source.shape:
-            has = "no such weight" if target is None else f"shape {tuple(target.shape)}"
-            raise WeightsNotApplied(
-                f"weight {name} of shape {tuple(source.shape)} does not fit: the engine has {has}"
-            )
-        if target.data_ptr() == source.data_ptr():
+    own, delivery = dict(model.named_parameters()), Delivery(WeightNames.of(model))
+    for name, cast in delivery.checked(weights):
+        if own[name].data_ptr() == cast.data_ptr():
             raise WeightsNotApplied(
                 f"weight {name} is the learner's own memory: give the engine a copy of the model"
             )
-        cast = source.detach().to(target.device, target.dtype)
-        target.copy_(cast)
-        key, checksum = canonical[id(target)], checksum_of(cast)
-        if sums.setdefault(key, checksum) != checksum:
-            raise WeightsNotApplied(
-                f"weight {name} is tied to {key}, but the learner gave both values"
-            )
-    missing = sorted(set(canonical.values()) - set(sums))
-    if missing:
-        raise WeightsNotApplied(
-            f"{len(missing)} weights never came from the learner, as {missing[0]}"
-        )
-    return _digest(sums.items())
+        own[name].copy_(cast)
+    return delivery.fingerprint()
 
 
 def fingerprint_of(model: nn.Module) -> str:
     """16 hex digits over names and bits of all weights; any single changed weight changes it."""
-    return _digest((name, checksum_of(p)) for name, p in model.named_parameters())
+    return digest((name, checksum_of(p)) for name, p in model.named_parameters())
 
 
 @torch.no_grad()
@@ -136,6 +178,7 @@ def _chunk_sums(bits: Tensor) -> Iterator[int]:
         yield int((chunk * ((index * _ODD) | 1)).sum())
 
 
-def _digest(sums: Iterable[tuple[str, int]]) -> str:
+def digest(sums: Iterable[tuple[str, int]]) -> str:
+    """16 hex digits over names and checksums, in whatever order they come."""
     lines = "\n".join(f"{name} {value:016x}" for name, value in sorted(sums))
     return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()

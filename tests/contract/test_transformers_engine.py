@@ -3,12 +3,13 @@
 import asyncio
 import copy
 import threading
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import torch
+from engine_cases import Altered, PlainLearner, with_fixed_logits
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -55,37 +56,8 @@ def build(config: Any, seed: int = 0) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
-class PlainLearner:
-    """A learner that never learns, scored by one plain forward over the whole sequence."""
-
-    def __init__(self, model: PreTrainedModel, version: int) -> None:
-        self.model, self.version = model, version
-
-    def update(self, batch: object) -> Mapping[str, float]:
-        raise NotImplementedError
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.model.named_parameters()
-
-    @torch.no_grad()
-    def logprobs(self, token_ids: Sequence[int], temperature: float) -> Sequence[float]:
-        logits_TV = self.model(torch.tensor([token_ids])).logits[0, :-1] / temperature
-        targets_T1 = torch.tensor(token_ids[1:])[:, None]
-        return torch.log_softmax(logits_TV, -1).gather(-1, targets_T1)[:, 0].tolist()
-
-
 def fixed_model(logits: Sequence[float]) -> PreTrainedModel:
-    """A real Llama whose residual stream is all ones, so that the head's rows are the logits."""
-    model = build(LlamaConfig(**SHAPE))
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "o_proj" in name or "down_proj" in name:
-                weight.zero_()
-        model.get_input_embeddings().weight.fill_(1.0)
-        padded = torch.full((VOCAB,), -1e4)
-        padded[: len(logits)] = torch.tensor(logits)
-        model.get_output_embeddings().weight.copy_((padded / 32)[:, None].expand(-1, 32))
-    return model
+    return with_fixed_logits(build(LlamaConfig(**SHAPE)), logits)
 
 
 class BrokenLlama(LlamaForCausalLM):
@@ -231,17 +203,6 @@ async def test_logits_that_are_not_finite_fail_the_request_and_not_the_engine() 
         assert action.logprobs == pytest.approx(
             tools.after.logprobs([1, 2, *action.token_ids], 1.0)[1:], abs=1e-4
         )
-
-
-class Altered(PlainLearner):
-    """A learner that publishes something else than it computes with."""
-
-    def __init__(self, model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> None:
-        super().__init__(model, 9)
-        self.given = list(weights)
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.given
 
 
 def altered_weights(model: PreTrainedModel) -> dict[str, list[tuple[str, Tensor]]]:

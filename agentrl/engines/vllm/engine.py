@@ -1,0 +1,214 @@
+"""The vLLM engine in one process with the learner: on a CPU, or sharing one GPU with it."""
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl.engines.vllm.settings import (
+    check_temperature,
+    engine_arguments,
+    kept_random_states,
+    kv_cache_bytes,
+    require_vllm,
+    sampling_params,
+    scoring_params,
+    set_environment,
+)
+from agentrl.engines.weights import Delivery, WeightNames
+from agentrl.engines.worker import EngineWorker
+from agentrl.errors import ConfigError
+from agentrl.types import ActionTokens, Sampling
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+    from agentrl.engines.vllm.stepper import VllmStepper
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class VllmEngine:
+    """An `InferenceEngine` by vLLM on a thread of this process.
+
+    It serves a copy of `model`, in its dtype and on its kind of device, at most `max_concurrent`
+    sequences of at most `context_tokens` together. `kv_cache_mb` bounds the memory of keys and
+    values (0: what `max_concurrent` full sequences need; on a GPU, what is free in
+    `gpu_memory_share` of it). Prefixes are kept by the block, also between episodes.
+
+    Use as `async with engine:`. Raises ConfigError when vLLM is not installed or can't serve this.
+    """
+
+    weight_transfer: ClassVar[str] = "agentrl"
+    """The weight-transfer backend of vLLM that `load` uses."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_concurrent: int = 64,
+        context_tokens: int = 2048,
+        kv_cache_mb: int = 0,
+        gpu_memory_share: float = 0.45,
+    ) -> None:
+        require_vllm()
+        set_environment()
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if positions is not None and positions < context_tokens:
+            raise ConfigError(
+                f"engine.context_tokens ({context_tokens}) is more than the {positions} positions "
+                f"that {type(model).__name__} knows: lower it"
+            )
+        self.version = 0
+        """The policy version that is served: set by `load`."""
+        self.fingerprint = ""
+        """The fingerprint of the weights that vLLM has received: set by `load`."""
+        self.context_tokens = context_tokens
+        self.dtype = model.dtype
+        self.vocab_size: int = model.config.get_text_config().vocab_size
+        self._names = WeightNames.of(model)
+        self._model: PreTrainedModel | None = model
+        self._arguments = engine_arguments(
+            model, "", max_concurrent=max_concurrent, context_tokens=context_tokens
+        )
+        if model.device.type == "cuda":
+            self._arguments["gpu_memory_utilization"] = gpu_memory_share
+        if kv_cache_mb or model.device.type != "cuda":
+            self._arguments["kv_cache_memory_bytes"] = kv_cache_mb << 20 or kv_cache_bytes(
+                model, sequences=max_concurrent, context_tokens=context_tokens
+            )
+        self._worker = EngineWorker()
+
+    async def __aenter__(self) -> Self:
+        await self._worker.open(self._build, self._close)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._worker.close()
+
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, session: str
+    ) -> ActionTokens:
+        """Sample one action after `prompt_ids`.
+
+        `max_tokens` is cut to what the context leaves. The draws depend on the seed and the
+        position in the action. Raises ValueError if the prompt is empty, leaves no room or holds
+        an unknown id, or the temperature is one that vLLM would change; EngineFault if it fails.
+        """
+        from agentrl.engines.vllm.stepper import read_action
+
+        check_temperature(sampling)
+        prompt = self._checked(prompt_ids, f"session {session}: the prompt")
+        room = self.context_tokens - len(prompt)
+        if room < 1:
+            raise ValueError(
+                f"session {session}: a prompt of {len(prompt)} tokens leaves no room in a context "
+                f"of {self.context_tokens}: raise engine.context_tokens or end the episode"
+            )
+        limit = min(sampling.max_tokens, room)
+        return await self._request(prompt, sampling_params(sampling, limit), read_action)
+
+    def released(self) -> AbstractAsyncContextManager[None]:
+        """Give up the accelerator: no request runs inside, new ones wait, the cache is gone.
+
+        On a GPU vLLM sleeps: its weights move to the host and its cache is freed.
+        """
+        return self._worker.released(self._sleep, self._wake)
+
+    async def load(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> str:
+        """Hand weights to vLLM between two steps, forget all prefixes, serve them as `version`.
+
+        Running requests go on under the new weights; their tokens say so. Returns the fingerprint
+        of the weights as given, in the engine's dtype. Raises WeightsNotApplied if names or
+        shapes are not the model's or vLLM's tensors did not change with them.
+        """
+        return await self._worker.between_steps(partial(self._load, weights, version))
+
+    async def score(self, token_ids: Sequence[int], temperature: float) -> list[float]:
+        """Entry t-1 is the logprob (nats) of token t given the ids before it.
+
+        vLLM scores prompts at temperature 1 only. Raises ValueError for another one, and for ids
+        that are unknown or more than the context.
+        """
+        from agentrl.engines.vllm.stepper import read_scores
+
+        if temperature != 1.0:
+            raise ValueError(f"vLLM scores a sequence at temperature 1 only, not {temperature}")
+        ids = self._checked(token_ids, "a sequence to score")
+        return await self._request(ids, scoring_params(), read_scores)
+
+    def _checked(self, token_ids: Sequence[int], what: str) -> list[int]:
+        ids = [int(i) for i in token_ids]
+        if not 0 < len(ids) <= self.context_tokens:
+            raise ValueError(
+                f"{what} has {len(ids)} tokens: at least one, at most the context of "
+                f"{self.context_tokens}"
+            )
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            raise ValueError(f"{what} holds an id outside 0…{self.vocab_size - 1}")
+        return ids
+
+    async def _request(self, prompt: list[int], params: "SamplingParams", read: Any) -> Any:
+        from agentrl.engines.vllm.stepper import Request
+
+        def begin(future: Future[Any]) -> None:
+            self._stepper.waiting.append(Request(prompt, params, read, future))
+
+        return await self._worker.promise(begin)
+
+    # What follows runs on the worker's thread.
+
+    def _build(self) -> "VllmStepper":
+        from agentrl.engines.vllm.stepper import VllmStepper
+        from agentrl.engines.vllm.weights import receiving_arguments
+
+        assert self._model is not None
+        with tempfile.TemporaryDirectory(dir=_roomy(self._model)) as folder, kept_random_states():
+            self._model.save_pretrained(folder)
+            self._model = None
+            self._stepper = VllmStepper(
+                {**self._arguments, "model": folder, **receiving_arguments(self.weight_transfer)},
+                version=self.version,
+            )
+        return self._stepper
+
+    def _close(self) -> None:
+        stepper = getattr(self, "_stepper", None)
+        if stepper is not None:
+            stepper.close()
+
+    def _sleep(self) -> None:
+        self._stepper.forget_prefixes()
+        if self._arguments["enable_sleep_mode"]:
+            self._stepper.llm.sleep(level=1)
+
+    def _wake(self) -> None:
+        if self._arguments["enable_sleep_mode"]:
+            self._stepper.llm.wake_up()
+
+    def _load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> str:
+        from agentrl.engines.vllm.weights import hand_over
+
+        delivery = Delivery(self._names)
+        tensors = list(delivery.checked(weights))
+        given = delivery.fingerprint()
+        self.fingerprint = hand_over(self._stepper.llm, tensors, before=self.fingerprint)
+        self._stepper.forget_prefixes()
+        self._stepper.set_version(version)
+        self.version = version
+        return given
+
+
+def _roomy(model: PreTrainedModel) -> str | None:
+    """Shared memory if the model fits in it twice, else the ordinary place for temporary files."""
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size:
+        return str(SHARED_MEMORY)
+    return None

