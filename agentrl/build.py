@@ -8,7 +8,7 @@ import asyncio
 import copy
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -18,7 +18,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl import evaluate as evaluation
 from agentrl.config import RunConfig, dump_config
-from agentrl.engines.transformers import TransformersEngine
 from agentrl.engines.weights import InProcessWeightSync
 from agentrl.errors import ConfigError
 from agentrl.learning.checkpoint import (
@@ -31,8 +30,20 @@ from agentrl.learning.learner import PolicyLearner
 from agentrl.learning.supervised import fit
 from agentrl.metrics import open_metrics
 from agentrl.models import load_policy
-from agentrl.plugins import find_environment, open_sandboxes, problems_of
-from agentrl.protocols import EnvironmentClass, Reporter, SandboxProvider, Split
+from agentrl.plugins import (
+    check_options,
+    find_engine,
+    find_environment,
+    open_sandboxes,
+    problems_of,
+)
+from agentrl.protocols import (
+    EnvironmentClass,
+    InferenceEngine,
+    Reporter,
+    SandboxProvider,
+    Split,
+)
 from agentrl.provenance import digest, write_provenance
 from agentrl.rendering import check_template, make_renderer
 from agentrl.rollout import Limits, Stage, run_script
@@ -253,13 +264,7 @@ async def _stage(
     fatal = [finding.what for finding in check_template(renderer) if finding.level == "fatal"]
     if fatal:
         raise ConfigError(f"the chat template can't be used: {'; '.join(fatal)}")
-    engine = TransformersEngine(
-        copy.deepcopy(policy.model),
-        max_concurrent=config.engine.max_concurrent,
-        context_tokens=config.engine.context_tokens,
-        **config.engine.options,
-    )
-    async with engine:
+    async with _engine(config, policy) as engine:
         yield Stage(
             engine=engine,
             renderer=renderer,
@@ -277,6 +282,18 @@ async def _stage(
             ),
             temperature=config.sampling.temperature,
         )
+
+
+def _engine(config: RunConfig, policy: Policy) -> AbstractAsyncContextManager[InferenceEngine]:
+    """The engine that the configuration names, around a copy of the policy."""
+    section = config.engine
+    sizes = {"max_concurrent": section.max_concurrent, "context_tokens": section.context_tokens}
+    twice = sorted(set(sizes) & set(section.options))
+    if twice:
+        raise ConfigError(f"engine.options.{twice[0]}: set engine.{twice[0]} itself")
+    engine_class = find_engine(section.name)
+    check_options(engine_class, section.options, where="engine.options")
+    return engine_class(copy.deepcopy(policy.model), **sizes, **section.options)
 
 
 def _newest(config: RunConfig) -> str:

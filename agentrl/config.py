@@ -77,6 +77,9 @@ class WarmStartSection(Section):
 class EngineSection(Section):
     """What samples from the policy."""
 
+    name: str = Field(
+        default="transformers", description="transformers, vllm, or a registered engine"
+    )
     max_concurrent: int = Field(default=64, ge=1, description="sequences decoded together")
     context_tokens: int = Field(default=2048, ge=16, description="longest episode, in tokens")
     options: Mapping[str, Any] = Field(default_factory=dict, description="the engine's own options")
@@ -85,7 +88,9 @@ class EngineSection(Section):
 class SamplingSection(Section):
     """The behaviour distribution. Training needs top_p 1 and top_k 0."""
 
-    temperature: float = Field(default=1.0, gt=0, description="softmax temperature")
+    temperature: float = Field(
+        default=1.0, ge=0.01, description="softmax temperature (vLLM knows no lower one)"
+    )
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus mass; 1 is off")
     top_k: int = Field(default=0, ge=0, description="tokens kept; 0 is off")
     max_action_tokens: int = Field(default=256, ge=1, description="longest action, in tokens")

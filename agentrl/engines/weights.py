@@ -64,7 +64,7 @@ class InProcessWeightSync:
     async def _probe(self, learner: Learner) -> None:
         engine = self._engine
         draw = np.random.default_rng(learner.version)
-        count = min(PROBE_TOKENS, engine.context_tokens)
+        count = min(PROBE_TOKENS, engine.context_tokens - 1)
         ids: list[int] = draw.integers(engine.vocab_size, size=count).tolist()
         served = await engine.score(ids, 1.0)
         wanted = await asyncio.to_thread(learner.logprobs, ids, 1.0)

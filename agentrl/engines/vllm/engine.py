@@ -13,10 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.engines.vllm.settings import (
+    check_import,
     check_temperature,
     engine_arguments,
-    kept_random_states,
     kv_cache_bytes,
+    quiet_start,
     require_vllm,
     sampling_params,
     scoring_params,
@@ -106,13 +107,7 @@ class VllmEngine:
 
         check_temperature(sampling)
         prompt = self._checked(prompt_ids, f"session {session}: the prompt")
-        room = self.context_tokens - len(prompt)
-        if room < 1:
-            raise ValueError(
-                f"session {session}: a prompt of {len(prompt)} tokens leaves no room in a context "
-                f"of {self.context_tokens}: raise engine.context_tokens or end the episode"
-            )
-        limit = min(sampling.max_tokens, room)
+        limit = min(sampling.max_tokens, self.context_tokens - len(prompt))
         return await self._request(prompt, sampling_params(sampling, limit), read_action)
 
     def released(self) -> AbstractAsyncContextManager[None]:
@@ -134,8 +129,8 @@ class VllmEngine:
     async def score(self, token_ids: Sequence[int], temperature: float) -> list[float]:
         """Entry t-1 is the logprob (nats) of token t given the ids before it.
 
-        vLLM scores prompts at temperature 1 only. Raises ValueError for another one, and for ids
-        that are unknown or more than the context.
+        vLLM scores prompts at temperature 1 only, and samples one token more. Raises ValueError
+        for another temperature, and for ids that are unknown or as many as the context.
         """
         from agentrl.engines.vllm.stepper import read_scores
 
@@ -146,10 +141,12 @@ class VllmEngine:
 
     def _checked(self, token_ids: Sequence[int], what: str) -> list[int]:
         ids = [int(i) for i in token_ids]
-        if not 0 < len(ids) <= self.context_tokens:
+        if not 0 < len(ids) < self.context_tokens:
             raise ValueError(
-                f"{what} has {len(ids)} tokens: at least one, at most the context of "
-                f"{self.context_tokens}"
+                f"{what} has {len(ids)} tokens, which leaves no room in a context of "
+                f"{self.context_tokens}: raise engine.context_tokens or end the episode"
+                if ids
+                else f"{what} is empty"
             )
         if min(ids) < 0 or max(ids) >= self.vocab_size:
             raise ValueError(f"{what} holds an id outside 0…{self.vocab_size - 1}")
@@ -166,18 +163,28 @@ class VllmEngine:
     # What follows runs on the worker's thread.
 
     def _build(self) -> "VllmStepper":
+        model, self._model = self._model, None
+        assert model is not None, "an engine is opened once"
+        with tempfile.TemporaryDirectory(dir=_roomy(model)) as folder, quiet_start():
+            check_import()
+            model.save_pretrained(folder)
+            self._stepper = self._started(folder, type(model).__name__)
+        return self._stepper
+
+    def _started(self, folder: str, architecture: str) -> "VllmStepper":
         from agentrl.engines.vllm.stepper import VllmStepper
         from agentrl.engines.vllm.weights import receiving_arguments
 
-        assert self._model is not None
-        with tempfile.TemporaryDirectory(dir=_roomy(self._model)) as folder, kept_random_states():
-            self._model.save_pretrained(folder)
-            self._model = None
-            self._stepper = VllmStepper(
-                {**self._arguments, "model": folder, **receiving_arguments(self.weight_transfer)},
-                version=self.version,
-            )
-        return self._stepper
+        arguments = {
+            **self._arguments,
+            "model": folder,
+            **receiving_arguments(self.weight_transfer),
+        }
+        try:
+            return VllmStepper(arguments, version=self.version)
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(f"engine vllm can't serve this {architecture}: {reason}") from error
 
     def _close(self) -> None:
         stepper = getattr(self, "_stepper", None)

@@ -3,9 +3,11 @@
 Nothing here imports vllm before `require_vllm` has said that it is there.
 """
 
+import importlib
 import importlib.util
 import os
 import random
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -40,6 +42,18 @@ def require_vllm() -> None:
         )
 
 
+def check_import() -> None:
+    """Import vLLM. Raises ConfigError, with what its import said, if that fails."""
+    try:
+        importlib.import_module("vllm")
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ConfigError(
+            f"engine.name: vllm is installed but does not import ({reason}); where torchvision, "
+            "torchaudio or torchcodec were built for another torch, uninstall them"
+        ) from error
+
+
 def set_environment() -> None:
     """What vLLM reads from the environment of an in-process engine; call before importing it."""
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
@@ -54,14 +68,13 @@ def engine_arguments(
 ) -> dict[str, object]:
     """Arguments of vLLM's `EngineArgs` that every engine of ours shares.
 
-    Logprobs are processed ones; the model's own generation defaults (top_k, penalties) are off;
-    a context of one more token leaves room to score a full one.
+    Logprobs are processed ones; the model's own generation defaults (top_k, penalties) are off.
     """
     cuda = model.device.type == "cuda"
     shared: dict[str, object] = {
         "model": folder,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "max_model_len": context_tokens + 1,
+        "max_model_len": context_tokens,
         "max_num_seqs": max_concurrent,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
@@ -86,7 +99,7 @@ def kv_cache_bytes(model: PreTrainedModel, *, sequences: int, context_tokens: in
     size: int = (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
-    blocks = sequences * -(-(context_tokens + 1) // _BLOCK_TOKENS) + 2
+    blocks = sequences * -(-context_tokens // _BLOCK_TOKENS) + 2
     per_token = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
     return blocks * _BLOCK_TOKENS * per_token
 
@@ -135,10 +148,14 @@ def scoring_params() -> "SamplingParams":
 
 
 @contextmanager
-def kept_random_states() -> Generator[None]:
-    """Put the random states of Python, numpy and torch back: starting vLLM seeds them all."""
+def quiet_start() -> Generator[None]:
+    """Start vLLM here: no warnings of its imports, and random states as before.
+
+    It seeds those of Python, numpy and torch, which are the learner's too.
+    """
     python, legacy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(enabled=True):
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
         try:
             yield
         finally:
