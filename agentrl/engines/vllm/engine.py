@@ -2,8 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -13,14 +12,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.engines.vllm.settings import (
+    SCORING,
     check_import,
     check_temperature,
+    checked_ids,
     engine_arguments,
     kv_cache_bytes,
     quiet_start,
     require_vllm,
-    sampling_params,
-    scoring_params,
+    sampling_fields,
     set_environment,
 )
 from agentrl.engines.weights import Delivery, WeightNames
@@ -29,8 +29,6 @@ from agentrl.errors import ConfigError
 from agentrl.types import ActionTokens, Sampling
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
-
     from agentrl.engines.vllm.stepper import VllmStepper
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -108,7 +106,7 @@ class VllmEngine:
         check_temperature(sampling)
         prompt = self._checked(prompt_ids, f"session {session}: the prompt")
         limit = min(sampling.max_tokens, self.context_tokens - len(prompt))
-        return await self._request(prompt, sampling_params(sampling, limit), read_action)
+        return await self._request(prompt, sampling_fields(sampling, limit), read_action)
 
     def released(self) -> AbstractAsyncContextManager[None]:
         """Give up the accelerator: no request runs inside, new ones wait, the cache is gone.
@@ -137,28 +135,16 @@ class VllmEngine:
         if temperature != 1.0:
             raise ValueError(f"vLLM scores a sequence at temperature 1 only, not {temperature}")
         ids = self._checked(token_ids, "a sequence to score")
-        return await self._request(ids, scoring_params(), read_scores)
+        return await self._request(ids, SCORING, read_scores)
 
     def _checked(self, token_ids: Sequence[int], what: str) -> list[int]:
-        ids = [int(i) for i in token_ids]
-        if not 0 < len(ids) < self.context_tokens:
-            raise ValueError(
-                f"{what} has {len(ids)} tokens, which leaves no room in a context of "
-                f"{self.context_tokens}: raise engine.context_tokens or end the episode"
-                if ids
-                else f"{what} is empty"
-            )
-        if min(ids) < 0 or max(ids) >= self.vocab_size:
-            raise ValueError(f"{what} holds an id outside 0…{self.vocab_size - 1}")
-        return ids
+        return checked_ids(token_ids, what, context=self.context_tokens, vocab=self.vocab_size)
 
-    async def _request(self, prompt: list[int], params: "SamplingParams", read: Any) -> Any:
-        from agentrl.engines.vllm.stepper import Request
+    async def _request(self, prompt: list[int], fields: Mapping[str, Any], read: Any) -> Any:
+        from agentrl.engines.vllm.stepper import Request, final_params
 
-        def begin(future: Future[Any]) -> None:
-            self._stepper.waiting.append(Request(prompt, params, read, future))
-
-        return await self._worker.promise(begin)
+        request = partial(Request, prompt, final_params(fields), read)
+        return await self._worker.promise(lambda f: self._stepper.waiting.append(request(f)))
 
     # What follows runs on the worker's thread.
 

@@ -8,9 +8,10 @@ import importlib.util
 import os
 import random
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +19,6 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
 from agentrl.types import Sampling
-
-if TYPE_CHECKING:
-    from vllm import SamplingParams
 
 COLDEST = 0.01
 """vLLM silently raises a lower temperature to this one."""
@@ -113,38 +111,47 @@ def check_temperature(sampling: Sampling) -> None:
         )
 
 
-def sampling_params(sampling: Sampling, max_tokens: int) -> "SamplingParams":
-    """Our request in vLLM's words: the stop ids and nothing else ends it, the seed decides it."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+def sampling_fields(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+    """Our request in vLLM's words: the stop ids and nothing else ends it, the seed decides it.
 
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed % 2**63,
-        stop_token_ids=sorted(sampling.stop_ids),
-        ignore_eos=True,
-        logprobs=0,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+    What a server could have defaults for is said: a penalty would change the distribution.
+    """
+    return {
+        "max_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": sampling.seed % 2**63,
+        "stop_token_ids": sorted(sampling.stop_ids),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": False,
+    }
 
 
-def scoring_params() -> "SamplingParams":
-    """A request that asks for the logprobs of its own prompt."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+SCORING: Mapping[str, Any] = MappingProxyType(
+    {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+)
+"""A request that asks for the logprobs of its own prompt."""
 
-    return SamplingParams(
-        max_tokens=1,
-        temperature=0.0,
-        prompt_logprobs=0,
-        detokenize=False,
-        ignore_eos=True,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+
+def checked_ids(token_ids: Sequence[int], what: str, *, context: int, vocab: int) -> list[int]:
+    """Ids that vLLM can go on from. Raises ValueError: empty, no room left, or unknown ones."""
+    ids = [int(i) for i in token_ids]
+    if not ids:
+        raise ValueError(f"{what} is empty")
+    if len(ids) >= context:
+        raise ValueError(
+            f"{what} has {len(ids)} tokens, which leaves no room in a context of {context}: raise "
+            "engine.context_tokens or end the episode"
+        )
+    if min(ids) < 0 or max(ids) >= vocab:
+        raise ValueError(f"{what} holds an id outside 0…{vocab - 1}")
+    return ids
 
 
 @contextmanager

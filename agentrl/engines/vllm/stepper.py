@@ -6,18 +6,17 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
-from math import isfinite
 from typing import Any
 
 from vllm import LLMEngine, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
 
+from agentrl.engines.vllm.reply import Span, action_of, scores_of
 from agentrl.engines.worker import settle
 from agentrl.errors import EngineFault
-from agentrl.types import ActionTokens, Finish
-
-_FINISHES: Mapping[str | None, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
+from agentrl.types import ActionTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +27,11 @@ class Request:
     params: SamplingParams
     read: Callable[[RequestOutput], Any]
     future: "Future[Any]"
+
+
+def final_params(fields: Mapping[str, Any]) -> SamplingParams:
+    """A request's fields as vLLM's own type; the answer comes in one piece at the end."""
+    return SamplingParams(**fields, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 class VllmStepper:
@@ -113,45 +117,21 @@ class VllmStepper:
 
 
 def read_action(output: RequestOutput) -> ActionTokens:
-    """What was sampled. Raises EngineFault if ids, logprobs and versions don't add up."""
+    """What was sampled. Raises EngineFault if it doesn't add up."""
     sampled = output.outputs[0]
-    ids = tuple(sampled.token_ids)
-    finish = _FINISHES.get(sampled.finish_reason)
-    if finish is None or not ids:
-        raise EngineFault(f"vLLM ended a request with {len(ids)} ids and {sampled.finish_reason}")
-    return ActionTokens(
-        token_ids=ids,
-        logprobs=_logprobs(sampled, ids),
-        versions=_versions(sampled, len(ids)),
-        finish=finish,
+    pairs = zip(sampled.token_ids, sampled.logprobs or (), strict=False)
+    return action_of(
+        sampled.token_ids,
+        [(token, entry[token].logprob) for token, entry in pairs if entry and token in entry],
+        [Span(s.version, s.start, s.end) for s in sampled.weight_versions or ()],
+        sampled.finish_reason,
     )
 
 
 def read_scores(output: RequestOutput) -> list[float]:
     """The logprobs (nats) of the prompt's own ids after the first."""
-    ids, entries = output.prompt_token_ids or [], output.prompt_logprobs or []
-    if len(entries) != len(ids):
-        raise EngineFault(f"vLLM scored {len(entries)} of {len(ids)} prompt ids")
-    pairs = zip(ids[1:], entries[1:], strict=True)
-    return [entry[token].logprob if entry else float("nan") for token, entry in pairs]
-
-
-def _logprobs(sampled: CompletionOutput, ids: tuple[int, ...]) -> tuple[float, ...]:
-    entries = [entry or {} for entry in sampled.logprobs or ()]
-    if len(entries) != len(ids) or any(i not in e for i, e in zip(ids, entries, strict=True)):
-        raise EngineFault(f"vLLM gave {len(ids)} ids and {len(entries)} logprobs that don't fit")
-    logprobs = tuple(entry[token].logprob for token, entry in zip(ids, entries, strict=True))
-    if not all(map(isfinite, logprobs)):
-        raise EngineFault(
-            "the model gave logits that are not finite: look at the last update's gradient norm, "
-            "or use a wider dtype"
-        )
-    return logprobs
-
-
-def _versions(sampled: CompletionOutput, tokens: int) -> tuple[int, ...]:
-    spans = sampled.weight_versions or []
-    versions = tuple(int(s.version) for s in spans for _ in range(s.start, s.end))
-    if len(versions) != tokens:
-        raise EngineFault(f"vLLM gave {tokens} ids and {len(versions)} weight versions")
-    return versions
+    entries = output.prompt_logprobs or ()
+    return scores_of(
+        output.prompt_token_ids or (),
+        [{token: scored.logprob for token, scored in (e or {}).items()} for e in entries],
+    )
