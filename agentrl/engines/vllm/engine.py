@@ -1,11 +1,9 @@
 """The vLLM engine in one process with the learner: on a CPU, or sharing one GPU with it."""
 
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor
@@ -20,6 +18,7 @@ from agentrl.engines.vllm.settings import (
     kv_cache_bytes,
     quiet_start,
     require_vllm,
+    roomy_folder,
     sampling_fields,
     set_environment,
 )
@@ -30,8 +29,6 @@ from agentrl.types import ActionTokens, Sampling
 
 if TYPE_CHECKING:
     from agentrl.engines.vllm.stepper import VllmStepper
-
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class VllmEngine:
@@ -151,7 +148,7 @@ class VllmEngine:
     def _build(self) -> "VllmStepper":
         model, self._model = self._model, None
         assert model is not None, "an engine is opened once"
-        with tempfile.TemporaryDirectory(dir=_roomy(model)) as folder, quiet_start():
+        with tempfile.TemporaryDirectory(dir=roomy_folder(model)) as folder, quiet_start():
             check_import()
             model.save_pretrained(folder)
             self._stepper = self._started(folder, type(model).__name__)
@@ -197,11 +194,3 @@ class VllmEngine:
         self._stepper.set_version(version)
         self.version = version
         return given
-
-
-def _roomy(model: PreTrainedModel) -> str | None:
-    """Shared memory if the model fits in it twice, else the ordinary place for temporary files."""
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
-    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size:
-        return str(SHARED_MEMORY)
-    return None

@@ -7,9 +7,6 @@ from typing import NamedTuple
 from agentrl.errors import EngineFault
 from agentrl.types import ActionTokens, Finish
 
-UNPUBLISHED = "default"
-"""What vLLM calls the version of the weights that it was started with."""
-
 _FINISHES: Mapping[str | None, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 

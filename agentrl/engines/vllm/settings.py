@@ -7,9 +7,11 @@ import importlib
 import importlib.util
 import os
 import random
+import shutil
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +26,7 @@ COLDEST = 0.01
 """vLLM silently raises a lower temperature to this one."""
 
 _BLOCK_TOKENS = 32  # the smallest block of its attention on a CPU: prefixes are kept by the block
+_SHARED_MEMORY = Path("/dev/shm")
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -152,6 +155,14 @@ def checked_ids(token_ids: Sequence[int], what: str, *, context: int, vocab: int
     if min(ids) < 0 or max(ids) >= vocab:
         raise ValueError(f"{what} holds an id outside 0…{vocab - 1}")
     return ids
+
+
+def roomy_folder(model: PreTrainedModel) -> str | None:
+    """Shared memory if the model fits in it twice, else the ordinary place for temporary files."""
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    if _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > 2 * size:
+        return str(_SHARED_MEMORY)
+    return None
 
 
 @contextmanager
