@@ -1,20 +1,25 @@
-"""Tokens per second of the built-in engine beside transformers' own batched `generate`.
+"""Tokens per second of our engines beside transformers' own batched `generate`.
 
-    python benchmarks/engine.py [--layers 4] [--hidden 128] [--repeats 3] [--device cpu]
+    python benchmarks/engine.py [--engines transformers,vllm] [--layers 4] [--hidden 128]
+                                [--path models/smollm2-135m] [--repeats 3] [--device cpu]
 
-Both serve the same random Llama, the same prompts and the same number of new tokens, in turns
-within one process. "One action" is what suits `generate` best: one batch, prompts and actions of
-equal length, so that nothing is padded and no row waits. "Episodes" are what agents do: several
-turns with observations in between and actions of uneven length; `generate` then runs one batch
-per turn over the whole left-padded histories, until its longest row is done. Every repeat starts
-with an empty cache, the engine's prefill counts, and only tokens that somebody asked for count.
+All serve the same random Llama (or the model at a path), the same prompts and the same number of
+new tokens, in turns within one process. "One action" is what suits `generate` best: one batch,
+prompts and actions of equal length, so that nothing is padded and no row waits. "Episodes" are
+what agents do: several turns with observations in between and actions of uneven length; `generate`
+then runs one batch per turn over the whole left-padded histories, until its longest row is done.
+Every repeat starts with an empty cache, the engine's prefill counts, and only tokens that somebody
+asked for count.
 """
 
 import asyncio
+import copy
+import os
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -23,9 +28,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from agentrl.engines.transformers import TransformersEngine
+from agentrl.plugins import find_engine
+from agentrl.protocols import InferenceEngine
 from agentrl.types import Sampling
 
 VOCAB = 512
@@ -82,7 +88,7 @@ def episodes_by_generate(model: PreTrainedModel, prompts: Sequence[Sequence[int]
     return total
 
 
-async def episodes(engine: TransformersEngine, prompts: Sequence[Sequence[int]], new: int) -> int:
+async def episodes(engine: InferenceEngine, prompts: Sequence[Sequence[int]], new: int) -> int:
     """All episodes at once; returns the tokens that were asked for."""
 
     async def episode(number: int) -> int:
@@ -98,7 +104,7 @@ async def episodes(engine: TransformersEngine, prompts: Sequence[Sequence[int]],
 
 
 async def sample(
-    engine: TransformersEngine, history: Sequence[int], new: int, number: int
+    engine: InferenceEngine, history: Sequence[int], new: int, number: int
 ) -> tuple[int, ...]:
     sampling = Sampling(max_tokens=new, stop_ids=frozenset(), seed=number + len(history))
     action = await engine.sample(history, sampling, session=str(number))
@@ -107,31 +113,53 @@ async def sample(
 
 
 async def measure(
-    served: PreTrainedModel, plain: PreTrainedModel, shape: tuple[int, int], repeats: int
-) -> dict[int, list[float]]:
-    """By concurrency: tokens/s of generate and engine with one action, then with episodes."""
+    names: Sequence[str], plain: PreTrainedModel, shape: tuple[int, int], repeats: int
+) -> tuple[dict[int, list[float]], dict[str, float]]:
+    """By concurrency, tokens/s with one action then with episodes: of generate and each engine.
+
+    The second result is each engine's seconds to take and serve the whole weights, by name.
+    """
     length, new = shape
-    context = length + 2 * new + TURNS * OBSERVATION
-    table: dict[int, list[float]] = {}
-    async with TransformersEngine(
-        served, max_concurrent=max(CONCURRENT), context_tokens=context
-    ) as engine:
+    sizes = {
+        "max_concurrent": max(CONCURRENT),
+        "context_tokens": length + 2 * new + TURNS * OBSERVATION,
+    }
+    table, publish = dict[int, list[float]](), dict[str, float]()
+    async with AsyncExitStack() as stack:
+        engines: list[Any] = [
+            await stack.enter_async_context(find_engine(name)(copy.deepcopy(plain), **sizes))
+            for name in names
+        ]
         for count in track(CONCURRENT, "measuring", console=Console(stderr=True)):
-            prompts, speeds = prompts_of(count, length), [list[float]() for _ in range(4)]
+            prompts = prompts_of(count, length)
+            speeds = [list[float]() for _ in range(2 + 2 * len(engines))]
             for _ in range(repeats + 1):
                 clock = Laps(speeds)
                 generate(plain, prompts, new)
                 clock.lap(count * new)
-                async with engine.released():  # forgets every prefix
-                    clock.restart()
-                await asyncio.gather(*(sample(engine, p, new, n) for n, p in enumerate(prompts)))
-                clock.lap(count * new)
+                for engine in engines:
+                    await forget(engine, clock)
+                    await asyncio.gather(
+                        *(sample(engine, p, new, n) for n, p in enumerate(prompts))
+                    )
+                    clock.lap(count * new)
                 clock.lap(episodes_by_generate(plain, prompts, new))
-                async with engine.released():
-                    clock.restart()
-                clock.lap(await episodes(engine, prompts, new))
+                for engine in engines:
+                    await forget(engine, clock)
+                    clock.lap(await episodes(engine, prompts, new))
             table[count] = [median(column[1:]) for column in speeds]  # the first run warms up
-    return table
+        for name, engine in zip(names, engines, strict=True):
+            began = time.perf_counter()
+            await engine.load(plain.named_parameters(), version=1)
+            publish[name] = time.perf_counter() - began
+    return table, publish
+
+
+async def forget(engine: InferenceEngine, clock: "Laps") -> None:
+    """Have an engine drop every prefix, outside of the measured time."""
+    async with engine.released():
+        pass
+    clock.restart()
 
 
 class Laps:
@@ -150,6 +178,8 @@ class Laps:
 
 
 def main(
+    engines: Annotated[str, typer.Option(help="engines, by name")] = "transformers",
+    path: Annotated[str, typer.Option(help="model folder instead of a random Llama")] = "",
     layers: Annotated[int, typer.Option(help="layers of the model")] = 4,
     hidden: Annotated[int, typer.Option(help="width of the model")] = 128,
     prompt: Annotated[int, typer.Option(help="tokens of a prompt")] = 64,
@@ -159,25 +189,36 @@ def main(
     threads: Annotated[int, typer.Option(help="CPU threads of torch")] = 1,
 ) -> None:
     """Measure and print one table."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # what vLLM goes by
     torch.set_num_threads(threads)
-    served, plain = llama(layers, hidden, device), llama(layers, hidden, device)
-    rows = asyncio.run(measure(served, plain, (prompt, new), repeats))
+    plain = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval().to(device)
+        if path
+        else llama(layers, hidden, device)
+    )
+    names = engines.split(",")
+    rows, publish = asyncio.run(measure(names, plain, (prompt, new), repeats))
     size = sum(p.numel() for p in plain.parameters()) / 1e6
     table = Table(
         title=f"tokens/s, {size:.1f}M parameters, {prompt}+{new} tokens, {device}, "
         f"{threads} thread(s), median of {repeats}"
     )
-    for name in ("concurrent", "generate", "engine", "ratio"):
-        table.add_column(name, justify="right")
-    for name in ("generate", "engine", "ratio"):
-        table.add_column(f"episodes: {name}", justify="right")
-    for count, (stock, ours, lockstep, turns) in rows.items():
-        table.add_row(
-            str(count),
-            *(f"{stock:,.0f}", f"{ours:,.0f}", f"{ours / stock:.2f}"),
-            *(f"{lockstep:,.0f}", f"{turns:,.0f}", f"{turns / lockstep:.2f}"),
-        )
-    Console().print(table)
+    table.add_column("concurrent", justify="right")
+    for kind in ("", "episodes: "):
+        for name in ("generate", *names):
+            table.add_column(f"{kind}{name}", justify="right")
+    for count, speeds in rows.items():
+        half = len(speeds) // 2
+        cells = [*_beside(speeds[:half]), *_beside(speeds[half:])]
+        table.add_row(str(count), *cells)
+    Console(width=140).print(table)
+    print(*(f"{name}: weights published in {s:.2f} s" for name, s in publish.items()), sep="\n")
+
+
+def _beside(speeds: Sequence[float]) -> list[str]:
+    """The first speed, then each other with its ratio to it."""
+    first, *others = speeds
+    return [f"{first:,.0f}", *(f"{speed:,.0f} ({speed / first:.2f})" for speed in others)]
 
 
 if __name__ == "__main__":

@@ -230,6 +230,20 @@ async def test_a_turn_prefills_only_what_was_added() -> None:
     assert shared < 33, "another session's prefix was not found"
 
 
+async def test_more_prompt_tokens_than_one_step_takes() -> None:
+    """Forty prompts at once, three times what a step prefills: none is cut in chunks."""
+    learner = PlainLearner(llama(), 0)
+    prompts = [[(11 * n + i) % VOCAB for i in range(150 + n)] for n in range(40)]
+    sampling = Sampling(max_tokens=3, stop_ids=frozenset())
+    async with start(llama(), max_concurrent=40) as engine:
+        actions = await asyncio.gather(
+            *(engine.sample(p, sampling, session=str(n)) for n, p in enumerate(prompts))
+        )
+    for prompt, action in zip(prompts, actions, strict=True):
+        scores = learner.logprobs([*prompt, *action.token_ids], 1.0)[len(prompt) - 1 :]
+        assert max(abs(a - b) for a, b in zip(action.logprobs, scores, strict=True)) < 1e-4
+
+
 async def test_starting_vllm_leaves_the_random_states_and_threads_alone() -> None:
     """vLLM seeds all of them with 0 and sets torch to one thread: the learner's are ours."""
     model, threads = llama(), torch.get_num_threads()

@@ -19,7 +19,7 @@ from engine_cases import PlainLearner
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from vllm_stand_in import StandIn
 
-from agentrl.engines.vllm.servers import SERVER_FLAGS, VllmServersEngine
+from agentrl.engines.vllm.servers import CPU_FLAGS, SERVER_FLAGS, VllmServersEngine
 from agentrl.engines.weights import InProcessWeightSync
 from agentrl.errors import ConfigError, EngineFault, WeightsNotApplied
 from agentrl.types import ActionTokens, Sampling
@@ -221,8 +221,8 @@ class RealServer:
 
         flags = (
             f"--model {self._folder} --host 127.0.0.1 --port {self.port} --dtype float32 "
-            "--enforce-eager --max-model-len 256 --kv-cache-memory-bytes 16777216 "
-            f"--block-size 32 --max-num-seqs 8 {SERVER_FLAGS}"
+            "--max-model-len 256 --max-num-batched-tokens 2048 --kv-cache-memory-bytes 16777216 "
+            f"--max-num-seqs 8 {SERVER_FLAGS} {CPU_FLAGS}"
         )
         settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         settings |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}

@@ -44,6 +44,9 @@ SERVER_FLAGS = (
 )
 """What `VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server` must be given."""
 
+CPU_FLAGS = "--enforce-eager --block-size 32 --no-enable-chunked-prefill"
+"""And on a CPU besides; --max-num-batched-tokens must then be at least the context."""
+
 
 class VllmServersEngine:
     """An `InferenceEngine` in front of running vLLM servers that hold the same policy.

@@ -90,6 +90,10 @@ def engine_arguments(
     }
     if not cuda:
         shared["block_size"] = _BLOCK_TOKENS
+        # A prompt that vLLM cuts in chunks rewinds its random generator, which only one on a GPU
+        # can: on a CPU the engine would die of the first one.
+        shared["enable_chunked_prefill"] = False
+        shared["max_num_batched_tokens"] = max(2048, context_tokens)
     return shared
 
 
