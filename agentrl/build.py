@@ -46,7 +46,7 @@ from agentrl.protocols import (
 )
 from agentrl.provenance import digest, write_provenance
 from agentrl.rendering import check_template, make_renderer
-from agentrl.rollout import Limits, Stage, run_script
+from agentrl.rollout import Limits, Stage, WarmSandboxes, run_script
 from agentrl.store import ParquetStore
 from agentrl.train import Pace, Run, problem_at
 from agentrl.train import train as run_loop
@@ -264,14 +264,12 @@ async def _stage(
     fatal = [finding.what for finding in check_template(renderer) if finding.level == "fatal"]
     if fatal:
         raise ConfigError(f"the chat template can't be used: {'; '.join(fatal)}")
-    async with _engine(config, policy) as engine:
+    async with _engine(config, policy) as engine, _sandboxes(config, problems) as sandboxes:
         yield Stage(
             engine=engine,
             renderer=renderer,
             environment=environment,
-            sandboxes=open_sandboxes(config.sandbox.name, config.sandbox.options)
-            if any(problem.task.sandbox for problem in problems)
-            else None,
+            sandboxes=sandboxes,
             limits=Limits(
                 max_turns=config.rollout.max_turns,
                 max_action_tokens=config.sampling.max_action_tokens,
@@ -282,6 +280,23 @@ async def _stage(
             ),
             temperature=config.sampling.temperature,
         )
+
+
+@asynccontextmanager
+async def _sandboxes(
+    config: RunConfig, problems: Sequence[Problem]
+) -> AsyncGenerator[SandboxProvider | None]:
+    """The configured backend, kept warm if asked for; None where no problem needs one."""
+    section = config.sandbox
+    if not any(problem.task.sandbox for problem in problems):
+        yield None
+        return
+    provider = open_sandboxes(section.name, section.options)
+    if not section.warm:
+        yield provider
+        return
+    async with WarmSandboxes(provider, size=section.warm) as warm:
+        yield warm
 
 
 def _engine(config: RunConfig, policy: Policy) -> AbstractAsyncContextManager[InferenceEngine]:
