@@ -28,13 +28,15 @@ TRIAL = (
     "engine.context_tokens=256",
     "sampling.max_action_tokens=64",
     "rollout.max_turns=4",
-    "learner.lr=5.0e-4",
+    "learner.lr=1.0e-4",
+    "learner.schedule=cosine",
+    "learner.warmup_steps=3",
     "learner.micro_batch_tokens=16384",
 )
 """An environment file without a configuration is tried on the tiny policy, in minutes on a CPU."""
 TRIAL_WARM_START = (
-    "warm_start.steps=400",
-    "warm_start.traces=1500",
+    "warm_start.steps=600",
+    "warm_start.traces=2000",
     "warm_start.batch=32",
     "warm_start.lr=2.0e-3",
 )

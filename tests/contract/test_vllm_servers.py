@@ -265,7 +265,7 @@ async def test_a_real_server_killed_and_restarted_in_mid_step(tmp_path: Path) ->
             copy.deepcopy(llama()), context_tokens=256, servers=[server.url], patience_s=240.0
         ) as engine:
             await InProcessWeightSync(engine).publish(learner)
-            prompts = [[(7 * n + i) % 97 for i in range(20)] for n in range(16)]
+            prompts = [[(7 * n + i) % 97 for i in range(20)] for n in range(64)]
             sampling = Sampling(max_tokens=200, stop_ids=frozenset(), seed=5)
             step = asyncio.gather(
                 *(engine.sample(p, sampling, session=str(n)) for n, p in enumerate(prompts))

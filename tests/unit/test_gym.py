@@ -1,5 +1,6 @@
 import random
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,13 @@ class Doubling(ToolEnvironment):
 
 
 def threads() -> int:
-    return sum(t.name.startswith("agentrl") for t in threading.enumerate())
+    """How many of ours are left; one that was told to end gets a moment to do so."""
+    deadline = time.monotonic() + 2
+    while found := sum(t.name.startswith("agentrl") for t in threading.enumerate()):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    return found
 
 
 def test_every_registered_environment_is_made_by_gymnasium_and_passes_its_check() -> None:
