@@ -40,6 +40,20 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "grpo": _GRPO,
         # The same paper, section 4.1.3: one reward for each turn.
         "grpo-process": _over(_GRPO, baseline="steps"),
+        # Its algorithm 1: the reference follows the policy, and a tenth of the data is replayed.
+        "grpo-iterative": _over(_GRPO, reference_every=400, replay_share=0.1, mismatch="truncate"),
+        # GiGPO, 2505.10978: the outcome, and returns compared where turns share a state.
+        "gigpo": _over(
+            _TOKEN_MEAN,
+            scale="none",
+            turn_credit="states",
+            discount=0.95,
+            kl_coef=0.01,
+        ),
+        # MT-GRPO, 2505.11821: turn rewards up to the last turn, the outcome everywhere.
+        "mt-grpo": _over(_GRPO, ddof=1, kl_coef=0.0, turn_credit="rewards"),
+        # GDPO, 2601.05242: every part of the reward is normalised alone.
+        "gdpo": _over(_GRPO, ddof=1, kl_coef=0.0, aggregation="token_mean", reward="parts"),
         # DAPO, 2503.14476 equations 8 to 13, with dynamic sampling and soft overlong punishment.
         "dapo": MappingProxyType(
             {"scale": "group", "refill": 3.0, "length_tokens": (20480, 4096), "mismatch": "none"}
@@ -87,6 +101,14 @@ class AlgorithmConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     preset: str = Field("default", description="named set of the fields below; given ones win")
+    reward: Literal["total", "parts", "passed"] = Field(
+        "total",
+        description="what is read of a verdict: its reward, each part of it normalised alone and "
+        "summed, or 1 for a pass and 0 for anything else",
+    )
+    part_weights: Mapping[str, float] = Field(
+        default_factory=dict, description="weight of a part of the reward by name (others: 1)"
+    )
     baseline: Literal["group", "leave_one_out", "batch", "steps", "none"] = Field(
         "group",
         description="mean subtracted from a reward; steps: process supervision by step rewards",
@@ -98,6 +120,15 @@ class AlgorithmConfig(BaseModel):
     )
     ddof: Literal[0, 1] = Field(0, description="0: population deviation, 1: sample deviation")
     eps: float = Field(0.0, ge=0, description="added to the deviation")
+    turn_credit: Literal["none", "states", "rewards"] = Field(
+        "none",
+        description="added to a turn's advantage: returns compared where turns of a group share "
+        "a state, or step rewards compared turn by turn",
+    )
+    turn_coef: float = Field(1.0, ge=0, description="weight of that credit")
+    discount: float = Field(
+        1.0, gt=0, le=1, description="of the returns that turn_credit states compares"
+    )
     ratio: Literal["token", "turn", "sequence", "sequence_token"] = Field(
         "token", description="level of the importance ratio, a geometric mean above token level"
     )
@@ -131,14 +162,21 @@ class AlgorithmConfig(BaseModel):
         description="its estimator in the loss, k3 times the ratio for the true gradient, or k1 "
         "taken from the reward",
     )
+    reference_every: int = Field(
+        0, ge=0, description="steps after which the policy becomes the reference (0: never)"
+    )
+    replay_share: float = Field(
+        0.0, ge=0, lt=1, description="groups of earlier steps in a batch, as a share of the new"
+    )
     proximal: Literal["recompute", "behavior"] = Field(
         "recompute", description="denominator of the ratio: learner before the step, or engine"
     )
     mismatch: Literal["none", "truncate", "mask", "sequence_mask", "geometric_mask"] = Field(
         "truncate",
-        description="weight of learner against engine: cut at the cap, token or sequence dropped "
-        "outside the bounds, turn dropped by its geometric mean",
-    )
+        description="weight of learner against engine: cut at the cap, or dropped outside the "
+        "bounds, by token or by the trajectory's product; a turn or trajectory dropped by its "
+        "geometric mean",
+    )  # fmt: skip
     mismatch_bounds: tuple[float, float] = Field(
         (0.0, 2.0), description="floor and cap of that weight"
     )
@@ -178,18 +216,33 @@ class AlgorithmConfig(BaseModel):
             yield "mismatch_bounds: the floor must be at least 0 and below the cap"
         if length < 1 or not 0 <= buffer <= length:
             yield "length_tokens: L must be above 0, and c between 0 and L"
-        if self.baseline == "steps" and (self.scale not in ("none", "group") or buffer):
-            yield "baseline steps goes with scale none or group, and without overlong buffer"
-        if self.scale == "others" and self.baseline != "leave_one_out":
-            yield "scale others goes with baseline leave_one_out"
-        if self.baseline in ("batch", "none") and self.zero_variance == "drop":
-            yield f"baseline {self.baseline} learns from constant groups: set zero_variance keep"
+        if buffer and (self.baseline == "steps" or self.reward != "total"):
+            yield "baseline steps and reward parts or passed go without an overlong buffer"
         if self.dual_clip is not None and self.clip != "ratio":
             yield "dual_clip goes with clip ratio"
         if self.clip == "sapo" and not (self.clip_low and self.clip_high):
             yield "clip sapo needs temperatures clip_low and clip_high above 0"
-        linear = self.scale == "none" and self.baseline not in ("batch", "steps")
-        if self.kl_coef and self.kl_form == "k1_reward" and not linear:
+        if self.reference_every and not self.kl_coef:
+            yield "reference_every renews a reference that only kl_coef above 0 reads"
+        yield from self._contradictions_of_advantages()
+
+    def _contradictions_of_advantages(self) -> Iterator[str]:
+        local = self.baseline in ("group", "leave_one_out") and self.scale in ("none", "group")
+        if self.baseline == "steps" and self.scale not in ("none", "group"):
+            yield "baseline steps goes with scale none or group"
+        if self.reward == "parts" and not (local and self.turn_credit == "none"):
+            yield "reward parts goes with baseline group, scale none or group, and no turn_credit"
+        if self.turn_credit != "none" and not local:
+            yield "turn_credit goes with baseline group or leave_one_out, and scale none or group"
+        if self.reward != "total" and self.baseline == "steps":
+            yield "baseline steps reads step rewards: set reward total"
+        if self.scale == "others" and self.baseline != "leave_one_out":
+            yield "scale others goes with baseline leave_one_out"
+        if self.baseline in ("batch", "none") and self.zero_variance == "drop":
+            yield f"baseline {self.baseline} learns from constant groups: set zero_variance keep"
+        linear = self.scale == "none" and self.baseline in ("group", "leave_one_out", "none")
+        plain = linear and self.reward != "parts"
+        if self.kl_coef and self.kl_form == "k1_reward" and not plain:
             yield (
                 "kl_form k1_reward changes rewards that were already divided: set scale none "
                 "and baseline group, leave_one_out or none"

@@ -8,7 +8,7 @@ never thrown away, so slow problems are trained as often as fast ones.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,6 +21,7 @@ from agentrl.evaluate import Evaluation
 from agentrl.grading import GroupStatistics, statistics
 from agentrl.learning.advantage import has_signal
 from agentrl.learning.batch import collate
+from agentrl.learning.earlier import earlier_groups
 from agentrl.protocols import Learner, Reporter, TrajectoryStore, WeightSync
 from agentrl.rollout import Stage, run_group
 from agentrl.types import Group, Problem
@@ -101,7 +102,7 @@ async def step(run: Run, queue: "GroupQueue") -> None:
     report = statistics(taken)
     stop_if_hopeless(run, report)
 
-    batch = collate(taken, run.algorithm)
+    batch = collate([*taken, *replayed(run)], run.algorithm)
     cursor = run.cursor + len(taken)
 
     def learn() -> Mapping[str, float]:
@@ -140,6 +141,13 @@ async def next_groups(run: Run, queue: "GroupQueue") -> list[Group]:
     return taken
 
 
+def replayed(run: Run) -> Iterator[Group]:
+    """Groups of earlier steps for this step's batch, as `replay_share` says."""
+    count = round(run.algorithm.replay_share * run.pace.groups)
+    version, seed = run.learner.version, run.pace.seed
+    return earlier_groups(run.store, version=version, groups=count, seed=seed)
+
+
 class GroupQueue:
     """Groups in flight, oldest first, never more than the lag allows.
 
@@ -155,8 +163,7 @@ class GroupQueue:
 
     async def take(self) -> Group:
         """Wait for the oldest group; starts what may be started first."""
-        ahead = self._run.pace.groups * (self._run.pace.max_lag + 1)
-        allowed = self._run.cursor + ahead
+        allowed = admitted(self._run.cursor, self._run.pace)
         while self._next < allowed or not self._flight:
             self._start()
         return await self._flight.popleft()
@@ -180,6 +187,14 @@ class GroupQueue:
                 size=run.pace.group_size,
                 seed=group_seed(run.pace.seed, index),
             )
+
+
+def admitted(cursor: int, pace: Pace) -> int:
+    """How many groups may have been started in all when `cursor` have been trained.
+
+    With full steps that is floor((N - 1) / groups) <= version + max_lag (2505.24298 equation 3).
+    """
+    return cursor + pace.groups * (pace.max_lag + 1)
 
 
 @asynccontextmanager

@@ -1,45 +1,49 @@
 """From the verdicts of a group to advantages: fp64, over trajectories, whatever their rows.
 
-Sums are exactly rounded (`fsum`), so the order of the members changes no bit.
+Sums are exactly rounded, so the order of the members changes no bit.
 """
 
-from collections.abc import Sequence
-from math import fsum, sqrt
+from collections.abc import Iterator, Sequence
+from math import fsum
 
 from agentrl.algorithms import AlgorithmConfig
 from agentrl.errors import RecordError
-from agentrl.types import Group, Trajectory, Verdict
+from agentrl.learning.credit import (
+    Member,
+    graded_members,
+    process_advantages,
+    step_rewards_of,
+    turn_credit,
+)
+from agentrl.learning.moments import Numbers, centred, deviation_of, divided
+from agentrl.types import Group
 
-Numbers = Sequence[float]
+TurnAdvantages = list[tuple[float, ...] | None]
 
 
-def turn_advantages(
-    groups: Sequence[Group], algorithm: AlgorithmConfig
-) -> list[list[tuple[float, ...] | None]]:
+def turn_advantages(groups: Sequence[Group], algorithm: AlgorithmConfig) -> list[TurnAdvantages]:
     """The advantage of each turn of each trajectory, in the order of the groups.
 
-    None for a member whose verdict is invalid: it takes no part. Raises RecordError when process
-    supervision is asked for and a trajectory has not one step reward for each turn.
+    None for a member whose verdict is invalid: it takes no part. Raises RecordError when step
+    rewards or reward parts are missing that the algorithm needs.
     """
     if algorithm.baseline == "steps":
-        return [_process(group, algorithm) for group in groups]
-    rewards = [
-        [
-            verdict.reward + overlong_penalty(trajectory.action_tokens, algorithm.length_tokens)
-            for trajectory, verdict in zip(group.trajectories, group.verdicts, strict=True)
-            if verdict.reward is not None
+        return [
+            _placed(group, process_advantages(_step_rewards(group), algorithm)) for group in groups
         ]
-        for group in groups
-    ]
-    out: list[list[tuple[float, ...] | None]] = []
-    for group, values in zip(groups, group_advantages(rewards, algorithm), strict=True):
-        left = iter(values)
-        out.append(
-            [
-                None if verdict.reward is None else (next(left),) * len(trajectory.turns)
-                for trajectory, verdict in zip(group.trajectories, group.verdicts, strict=True)
+    out: list[TurnAdvantages] = []
+    for group, values in zip(groups, _outcomes(groups, algorithm), strict=True):
+        rows = [
+            (value,) * len(trajectory.turns)
+            for (trajectory, _), value in zip(graded_members(group), values, strict=True)
+        ]
+        if algorithm.turn_credit != "none":
+            extra = turn_credit(group, algorithm)
+            rows = [
+                tuple(a + algorithm.turn_coef * b for a, b in zip(row, more, strict=True))
+                for row, more in zip(rows, extra, strict=True)
             ]
-        )
+        out.append(_placed(group, rows))
     return out
 
 
@@ -55,43 +59,40 @@ def group_advantages(
     """
     every = [reward for group in rewards for reward in group]
     if algorithm.baseline == "batch":
-        mean = _mean(every)
-        flat = _is_constant(every)
-        centred = [[0.0 if flat else r - mean for r in group] for group in rewards]
+        apart = _split(centred(every), rewards)
     else:
-        centred = [centre(group, algorithm.baseline) for group in rewards]
+        apart = [centre(group, algorithm.baseline) for group in rewards]
+    pairs = zip(apart, rewards, strict=True)
     match algorithm.scale:
         case "none":
-            return [tuple(c) for c in centred]
+            return [tuple(c) for c in apart]
         case "group":
-            pairs = zip(centred, rewards, strict=True)
             return [tuple(_divide(c, group, algorithm)) for c, group in pairs]
         case "others":
-            pairs = zip(centred, rewards, strict=True)
             return [tuple(_divide_by_others(c, group, algorithm)) for c, group in pairs]
         case "batch":
-            return [tuple(_divide(c, every, algorithm)) for c in centred]
+            return [tuple(_divide(c, every, algorithm)) for c in apart]
         case "centred":
-            spread = [value for group in centred for value in group]
-            return [tuple(_divide(c, spread, algorithm)) for c in centred]
+            spread = [value for group in apart for value in group]
+            return [tuple(_divide(c, spread, algorithm)) for c in apart]
 
 
-def process_advantages(
-    step_rewards: Sequence[Numbers], algorithm: AlgorithmConfig
+def part_advantages(
+    groups: Sequence[Sequence[Numbers]], weights: Numbers, algorithm: AlgorithmConfig
 ) -> list[tuple[float, ...]]:
-    """Process supervision for the members of one group, one number for each step.
+    """Each part of the reward normalised in its own group, then weighted and summed (GDPO).
 
-    The sum of the normalised rewards of this and all later steps, with mean and deviation over
-    all step rewards of the group (2402.03300 section 4.1.3). Longer episodes sum more terms.
+    `groups` holds the parts of each member, in the order of `weights` (2601.05242). A rare part
+    keeps its voice beside a loud one. The sum is not yet divided by the deviation of the batch.
     """
-    every = [reward for steps in step_rewards for reward in steps]
-    mean, flat = _mean(every), _is_constant(every)
-    out: list[tuple[float, ...]] = []
-    for steps in step_rewards:
-        centred = [0.0 if flat else reward - mean for reward in steps]
-        normal = _divide(centred, every, algorithm) if algorithm.scale == "group" else centred
-        out.append(tuple(fsum(normal[j:]) for j in range(len(normal))))
-    return out
+    columns = [group_advantages(list(zip(*members, strict=True)), algorithm) for members in groups]
+    return [
+        tuple(
+            fsum(w * value for w, value in zip(weights, values, strict=True))
+            for values in zip(*parts, strict=True)
+        )
+        for parts in columns
+    ]
 
 
 def overlong_penalty(action_tokens: int, length_tokens: tuple[int, int]) -> float:
@@ -103,68 +104,91 @@ def overlong_penalty(action_tokens: int, length_tokens: tuple[int, int]) -> floa
 
 
 def has_signal(group: Group, algorithm: AlgorithmConfig) -> bool:
-    """Whether members earned different rewards (or step rewards, if those are the baseline's)."""
-    if algorithm.baseline != "steps":
+    """Whether the members' rewards differ: the outcome, or what the algorithm reads in its place.
+
+    Length shaping doesn't count: a group of right answers is no lesson in brevity alone
+    (2503.14476 section 3.2).
+    """
+    members = graded_members(group)
+    if algorithm.baseline == "steps":
+        return len({reward for _, verdict in members for reward in verdict.step_rewards}) > 1
+    if algorithm.turn_credit != "none":
+        differs = (value != 0 for row in turn_credit(group, algorithm) for value in row)
+        return group.has_signal or any(differs)
+    if algorithm.reward == "total":
         return group.has_signal
-    graded = (verdict for verdict in group.verdicts if verdict.reward is not None)
-    return len({reward for verdict in graded for reward in verdict.step_rewards}) > 1
+    return len({_rewards(member, algorithm) for member in members}) > 1
 
 
 def centre(rewards: Numbers, baseline: str) -> list[float]:
     """The rewards of one group minus its mean, or minus the mean of the other members."""
     if baseline == "none":
         return list(rewards)
-    if _is_constant(rewards):
-        return [0.0] * len(rewards)
-    mean, size = _mean(rewards), len(rewards)
-    factor = size / (size - 1) if baseline == "leave_one_out" else 1.0
-    return [(reward - mean) * factor for reward in rewards]
+    size = len(rewards)
+    factor = size / (size - 1) if baseline == "leave_one_out" and size > 1 else 1.0
+    return [value * factor for value in centred(rewards)]
 
 
-def _process(group: Group, algorithm: AlgorithmConfig) -> list[tuple[float, ...] | None]:
-    pairs = list(zip(group.trajectories, group.verdicts, strict=True))
-    graded = [_step_rewards(t, v) for t, v in pairs if v.reward is not None]
-    values = iter(process_advantages(graded, algorithm))
-    return [None if verdict.reward is None else next(values) for _, verdict in pairs]
+def _outcomes(groups: Sequence[Group], algorithm: AlgorithmConfig) -> list[tuple[float, ...]]:
+    """One number for each graded member of each group."""
+    rewards = [[_rewards(m, algorithm) for m in graded_members(group)] for group in groups]
+    if algorithm.reward != "parts":
+        return group_advantages([[total for (total,) in group] for group in rewards], algorithm)
+    weights = [algorithm.part_weights.get(name, 1.0) for name in _part_names(groups)]
+    sums = part_advantages(rewards, weights, algorithm)
+    every = [value for group in sums for value in group]
+    return [tuple(row) for row in _split(_divide(centred(every), every, algorithm), sums)]
 
 
-def _step_rewards(trajectory: Trajectory, verdict: Verdict) -> Numbers:
-    if len(verdict.step_rewards) != len(trajectory.turns):
-        raise RecordError(
-            f"trajectory {trajectory.id}: {len(trajectory.turns)} turns and "
-            f"{len(verdict.step_rewards)} step rewards; process supervision needs one for each "
-            "turn: use a verifier that gives them, or another algorithm.preset"
-        )
-    return verdict.step_rewards
+def _rewards(member: Member, algorithm: AlgorithmConfig) -> tuple[float, ...]:
+    """The reward of a member: one number, or one for each part, in the order of their names."""
+    trajectory, verdict = member
+    if algorithm.reward == "passed":
+        return (float(verdict.passed),)
+    if algorithm.reward == "parts":
+        return tuple(value for _, value in sorted(verdict.components.items()))
+    shaped = overlong_penalty(trajectory.action_tokens, algorithm.length_tokens)
+    return ((verdict.reward or 0.0) + shaped,)
 
 
-def _divide(centred: Numbers, spread: Numbers, algorithm: AlgorithmConfig) -> list[float]:
-    deviation = _deviation(spread, algorithm.ddof)
-    return [value / (deviation + algorithm.eps) if deviation else 0.0 for value in centred]
+def _part_names(groups: Sequence[Group]) -> list[str]:
+    """The names of the parts, in order. Raises RecordError unless all members have the same."""
+    wanted: list[str] | None = None
+    for trajectory, verdict in (member for group in groups for member in graded_members(group)):
+        names = sorted(verdict.components)
+        wanted = names if wanted is None else wanted
+        if not names or names != wanted:
+            raise RecordError(
+                f"trajectory {trajectory.id}: its verdict has the parts {names}, but "
+                f"{wanted or 'at least one part'} is needed: use a verifier that gives the same "
+                "components to every member, or set algorithm.reward total"
+            )
+    return wanted or []
 
 
-def _divide_by_others(
-    centred: Numbers, rewards: Numbers, algorithm: AlgorithmConfig
-) -> list[float]:
+def _step_rewards(group: Group) -> list[Numbers]:
+    return [step_rewards_of(*member) for member in graded_members(group)]
+
+
+def _placed(group: Group, rows: Sequence[tuple[float, ...]]) -> TurnAdvantages:
+    """The rows of the graded members at their places, None at the others."""
+    left = iter(rows)
+    return [None if verdict.reward is None else next(left) for verdict in group.verdicts]
+
+
+def _split(values: Numbers, like: Sequence[Numbers]) -> list[list[float]]:
+    left: Iterator[float] = iter(values)
+    return [[next(left) for _ in group] for group in like]
+
+
+def _divide(apart: Numbers, spread: Numbers, algorithm: AlgorithmConfig) -> list[float]:
+    return divided(apart, spread, ddof=algorithm.ddof, eps=algorithm.eps)
+
+
+def _divide_by_others(apart: Numbers, rewards: Numbers, algorithm: AlgorithmConfig) -> list[float]:
     out: list[float] = []
-    for member, value in enumerate(centred):
+    for member, value in enumerate(apart):
         others = [*rewards[:member], *rewards[member + 1 :]]
-        deviation = _deviation(others, algorithm.ddof)
+        deviation = deviation_of(others, algorithm.ddof)
         out.append(value / (deviation + algorithm.eps) if deviation else value)
     return out
-
-
-def _mean(values: Numbers) -> float:
-    return fsum(values) / len(values) if values else 0.0
-
-
-def _deviation(values: Numbers, ddof: int) -> float:
-    """0 exactly for equal values, where rounding would leave something tiny to divide by."""
-    if _is_constant(values):
-        return 0.0
-    mean = _mean(values)
-    return sqrt(fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))
-
-
-def _is_constant(values: Numbers) -> bool:
-    return len(values) < 2 or min(values) == max(values)

@@ -1,8 +1,8 @@
 """Checkpoints that are whole or absent, and from which a run goes on as if never stopped.
 
 A checkpoint `root`/step-NNNNNN is a plain Hugging Face model folder plus `learner.pt` (optimiser,
-random states), `progress.json` (version, cursor) and `manifest.json` (size and hash of every
-file). It is written to a temporary folder, synced, and renamed into place.
+random states), `reference` if that moves, `progress.json` (version, cursor) and `manifest.json`
+(size and hash of every file). It is written to a temporary folder, synced, and renamed into place.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from agentrl.atomic import sync_folder
 from agentrl.errors import RecordError
@@ -27,6 +28,7 @@ from agentrl.learning.learner import PolicyLearner
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 LEARNER = "learner.pt"
+REFERENCE = "reference"
 _PARTIAL, _OLD = ".partial-", ".old-"
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ def save_checkpoint(
         learner.model.save_pretrained(partial)
         if save_tokenizer is not None:
             save_tokenizer(partial)
+        if learner.moving_reference is not None:
+            learner.moving_reference.save_pretrained(partial / REFERENCE)
         state = {"optimizer": learner.optimizer.state_dict(), "random": _random_state()}
         torch.save(state, partial / LEARNER)
         (partial / PROGRESS).write_text(json.dumps(asdict(progress)), encoding="utf-8")
@@ -88,8 +92,9 @@ def load_checkpoint(folder: Path, learner: PolicyLearner) -> Progress:
     try:
         progress = Progress(**json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
         state = torch.load(folder / LEARNER, map_location="cpu", weights_only=True)
-        saved = type(learner.model).from_pretrained(folder, dtype=learner.model.dtype)
-        learner.model.load_state_dict(saved.state_dict())
+        _load_weights(folder, learner.model)
+        if learner.moving_reference is not None:
+            _load_weights(folder / REFERENCE, learner.moving_reference)
         learner.optimizer.load_state_dict(state["optimizer"])
         _restore_random_state(state["random"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.PickleError) as error:
@@ -97,6 +102,11 @@ def load_checkpoint(folder: Path, learner: PolicyLearner) -> Progress:
         raise RecordError(f"{folder} does not fit this run: {reason}") from None
     learner.version = progress.version
     return progress
+
+
+def _load_weights(folder: Path, model: PreTrainedModel) -> None:
+    saved = type(model).from_pretrained(folder, dtype=model.dtype)
+    model.load_state_dict(saved.state_dict())
 
 
 def latest_checkpoint(root: Path, *, note: Callable[[str], None] = log.warning) -> Path | None:

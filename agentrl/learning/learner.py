@@ -101,6 +101,7 @@ class PolicyLearner:
         before the weights change, RecordError when the batch lacks logprobs that are needed.
         """
         stats: list[Mapping[str, float]] = []
+        self._renew_reference()
         if batch.action_mask.any():
             known = self._know(batch)
             steps = (
@@ -118,6 +119,11 @@ class PolicyLearner:
         self.version += 1
         return _summary(stats)
 
+    @property
+    def moving_reference(self) -> PreTrainedModel | None:
+        """The reference if it is renewed now and then: a checkpoint must hold it then."""
+        return self.reference if self._algorithm.reference_every else None
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """The parameters by name, as they stand in the model."""
         for name, parameter in self.model.named_parameters():
@@ -131,6 +137,13 @@ class PolicyLearner:
         with self._autocast():
             scores = token_logprobs(self.model, ids, lengths, wanted, temperature=temperature)
         return scores.logprobs.tolist()
+
+    @torch.no_grad()
+    def _renew_reference(self) -> None:
+        """The policy becomes the reference every so many steps (2402.03300 algorithm 1)."""
+        every = self._algorithm.reference_every
+        if self.reference is not None and every and self.version and not self.version % every:
+            self.reference.load_state_dict(self.model.state_dict())
 
     def _know(self, batch: Batch) -> _Known:
         algorithm, mask = self._algorithm, batch.action_mask

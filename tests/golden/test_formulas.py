@@ -183,6 +183,14 @@ def test_kl_estimators(d, k2, k3, gradient) -> None:
     assert x.grad.item() == CLOSE(gradient, abs=1e-6)
 
 
+def test_k3_of_a_reference_far_above_is_held() -> None:
+    """d = -25: k2 312.5, k3 exp(25) - 26 by the formula; here as at the log-ratio limit of 20."""
+    x = torch.tensor([-25.0], dtype=torch.float64)
+    assert kl_estimate(x, "k2").item() == 312.5
+    assert exp(25) - 26 == CLOSE(7.2005e10, rel=1e-4)
+    assert kl_estimate(x, "k3").item() == CLOSE(exp(20) - 21)
+
+
 @pytest.mark.parametrize("d", [0.0, 1.0, -1.0, 100.0, -100.0, -25.0, 1e-4, -3e38])
 def test_k3_neither_overflows_nor_goes_below_zero(d) -> None:
     x = torch.tensor([d], requires_grad=True)
@@ -232,6 +240,43 @@ def test_clipped_objective(ratio, advantage, wanted) -> None:
         free = abs(want - ratio * advantage) < 1e-6
         assert bool(stopped) is not free
         assert (r.grad.item() == 0) is not free
+
+
+@pytest.mark.parametrize(
+    ("high", "old", "reached"), [(0.2, 0.01, 0.012), (0.28, 0.01, 0.0128), (0.2, 0.9, 1.08)]
+)
+def test_the_clip_bounds_how_far_one_update_raises_a_probability(high, old, reached) -> None:
+    """The gradient lives just below the bound and is 0 above; for p .9 it lies beyond 1."""
+    for new, live in ((reached * 0.999, True), (reached * 1.001, False)):
+        r = torch.tensor([new / old], requires_grad=True)
+        given = scores(r.detach().log(), torch.ones(1))
+        value, _ = clipped_objective(r, given, algorithm(clip_high=high))
+        value.sum().backward()
+        assert (r.grad.item() != 0) is live
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.04])
+def test_gradient_coefficient_of_grpo_in_a_single_update(kl_coef: float) -> None:
+    """A + beta (pi_ref / pi - 1) on each token's log pi (2402.03300 equation 21)."""
+    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
+    given = scores(
+        logprobs, torch.tensor([0.7, -1.3]), proximal=logprobs.detach(),
+        reference=torch.tensor([-1.5, -1.8]),
+    )  # fmt: skip
+    policy_loss(given, AlgorithmConfig(preset="grpo", kl_coef=kl_coef)).loss.backward()
+    wanted = [0.7 + kl_coef * (exp(-0.5) - 1), -1.3 + kl_coef * (exp(0.2) - 1)]
+    assert (-logprobs.grad).tolist() == CLOSE(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize(("token", "wanted"), [(0, 0.1), (1, 1.344619)])
+def test_size_of_the_gradient_at_the_logits(token: int, wanted: float) -> None:
+    """sqrt(1 - 2 p_c + sum p^2) for p .9 and a hundred of .001: unlikely tokens pull hardest."""
+    probabilities = torch.tensor([0.9, *[0.001] * 100], dtype=torch.float64)
+    logits = probabilities.log().requires_grad_()
+    logprob = torch.log_softmax(logits, -1)[token, None]
+    given = scores(logprob, torch.ones(1), proximal=logprob.detach())
+    policy_loss(given, algorithm(clip="none")).loss.backward()
+    assert logits.grad.norm().item() == CLOSE(wanted, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -323,6 +368,15 @@ def test_aggregation_of_lengths_2_and_8(fields, weights, loss) -> None:
     advantages = torch.where(rows == 0, 1.0, -1.0)
     given = scores(torch.zeros(10), advantages, weights=got, rows=rows)
     assert policy_loss(given, config).loss.item() == CLOSE(loss, abs=1e-6)
+
+
+def test_masking_counts_the_policys_tokens_alone() -> None:
+    """[policy, policy, tool, tool, policy]: the denominator is 3, not 5."""
+    mask = torch.tensor([True, True, False, False, True])
+    rows = torch.zeros(5, dtype=torch.int64)[mask]
+    for aggregation in ("token_mean", "sequence_mean"):
+        weights = token_weights(rows, rows, algorithm(aggregation=aggregation))
+        assert weights.tolist() == CLOSE([1 / 3] * 3)
 
 
 def test_prompt_mean_gives_every_prompt_the_same_weight() -> None:

@@ -122,3 +122,87 @@ def test_overlong_length_counts_sampled_tokens_alone() -> None:
     config = AlgorithmConfig(length_tokens=(6, 4))
     got = turn_advantages([group([long, short], [1.0, 1.0])], config)
     assert got == [[(-0.375, -0.375), (0.375,)]]  # 5 of 6 tokens: -0.75
+
+
+# --- turn-level credit, parts -----------------------------------------------------------------
+
+
+def test_a_state_is_what_the_observation_showed() -> None:
+    """Both come to observation [9]; the prompt [1] is shared too. No step rewards: the outcome."""
+    short = trajectory(turn([1], [2]), turn([9], [3]), member=0)
+    long = trajectory(turn([1], [2]), turn([8], [2]), turn([9], [3]), member=1)
+    config = AlgorithmConfig(preset="gigpo", discount=0.5)
+    (rows,) = turn_advantages([group([short, long], [1.0, 0.0])], config)
+    assert rows == [(0.5 + 0.25, 0.5 + 0.5), (-0.5 - 0.25, -0.5, -0.5 - 0.5)]
+
+
+def test_shared_states_teach_where_outcomes_are_equal() -> None:
+    short = trajectory(turn([1], [2]), member=0)
+    long = trajectory(turn([1], [2]), turn([9], [3]), member=1)
+    solved = group([short, long], [1.0, 1.0])
+    assert has_signal(solved, AlgorithmConfig(preset="gigpo", discount=0.5))
+    assert not has_signal(solved, AlgorithmConfig(preset="gigpo", discount=1.0))
+
+
+@pytest.mark.parametrize("preset", ["gigpo", "mt-grpo", "gdpo", "grpo-process"])
+def test_turn_credit_follows_its_member_whatever_the_order(preset: str) -> None:
+    draw = Random(3)
+    members, verdicts = [], []
+    for m in range(6):
+        turns = [turn([draw.randint(1, 2)], [3]) for _ in range(draw.randint(1, 4))]
+        members.append(trajectory(*turns, member=m))
+        steps = tuple(draw.random() for _ in turns)
+        verdicts.append(
+            Verdict(reward=draw.random(), step_rewards=steps,
+                    components={"a": draw.random(), "b": float(m % 2)})
+        )  # fmt: skip
+    verdicts[2] = Verdict(invalid="gone")
+    order = draw.sample(range(6), 6)
+    config = AlgorithmConfig(preset=preset)
+    (plain,) = turn_advantages([group(members, verdicts)], config)
+    shuffled = group([members[i] for i in order], [verdicts[i] for i in order])
+    (got,) = turn_advantages([shuffled], config)
+    assert got == [plain[i] for i in order]
+    assert plain[2] is None and any(plain[0])
+
+
+def test_parts_are_normalised_over_the_batch_at_last() -> None:
+    members = [trajectory(turn([1], [2]), member=m) for m in range(2)]
+
+    def pair(*parts: dict[str, float]):
+        return group(members, [Verdict(reward=sum(p.values()), components=p) for p in parts])
+
+    one = pair({"right": 0, "form": 0}, {"right": 1, "form": 0})
+    two = pair({"right": 0, "form": 0}, {"right": 1, "form": 1})
+    got = turn_advantages([one, two], AlgorithmConfig(preset="gdpo"))
+    deviation = ((2 * 0.5 + 2 * 2) / 3) ** 0.5
+    flat = [value for rows in got for row in rows for value in row]
+    wanted = [-(0.5**0.5), 0.5**0.5, -(2**0.5), 2**0.5]
+    assert flat == pytest.approx([w / deviation for w in wanted])
+
+
+def test_the_weight_of_a_part_is_the_configurations() -> None:
+    members = [trajectory(turn([1], [2]), member=m) for m in range(2)]
+    parts = [{"right": 0.0, "form": 1.0}, {"right": 1.0, "form": 0.0}]
+    both = group(members, [Verdict(reward=1.0, components=p) for p in parts])
+    even = AlgorithmConfig(preset="gdpo", scale="none")
+    assert turn_advantages([both], even) == [[(0.0,), (0.0,)]]
+    assert has_signal(both, even), "the parts differ, though the total does not"
+    uneven = AlgorithmConfig(preset="gdpo", part_weights={"form": 0.1})
+    first, second = turn_advantages([both], uneven)[0]
+    assert second[0] > 0 > first[0]
+
+
+@pytest.mark.parametrize("parts", [{}, {"other": 1.0}, {"right": 1.0, "more": 0.0}])
+def test_parts_must_be_the_same_everywhere(parts: dict) -> None:
+    members = [trajectory(turn([1], [2]), member=m) for m in range(2)]
+    verdicts = [Verdict(reward=1.0, components={"right": 1.0}), Verdict(reward=0, components=parts)]
+    with pytest.raises(RecordError, match="m1: its verdict has the parts"):
+        turn_advantages([group(members, verdicts)], AlgorithmConfig(preset="gdpo"))
+
+
+def test_a_pass_is_all_that_counts_with_reward_passed() -> None:
+    members = [trajectory(turn([1], [2]), member=m) for m in range(2)]
+    verdicts = [Verdict(reward=0.9), Verdict(reward=0.1, passed=True)]
+    config = AlgorithmConfig(reward="passed")
+    assert turn_advantages([group(members, verdicts)], config) == [[(-0.5,), (0.5,)]]

@@ -92,6 +92,24 @@ def test_what_the_loop_adds_comes_back(tmp_path: Path) -> None:
     assert load_checkpoint(save_checkpoint(tmp_path, learner, progress), learner) == progress
 
 
+def test_a_moving_reference_comes_back(tmp_path: Path) -> None:
+    algorithm = AlgorithmConfig(kl_coef=0.1, reference_every=2)
+
+    def learner() -> PolicyLearner:
+        return make_learner(algorithm, reference=tiny_model(1), lr=1e-2)
+
+    unbroken = learner()
+    steps(unbroken, 0, 1, 2)
+    folder = save(tmp_path, unbroken)
+    wanted = steps(unbroken, 3)
+    resumed = learner()
+    load_checkpoint(folder, resumed)
+    assert torch.equal(steps(resumed, 3), wanted)
+    still = make_learner(AlgorithmConfig(kl_coef=0.1), reference=tiny_model(1), lr=1e-2)
+    load_checkpoint(folder, still)
+    assert not torch.equal(steps(still, 3), wanted), "the first reference would give another step"
+
+
 def test_bfloat16_masters_come_back_whole(tmp_path: Path) -> None:
     learner = make_learner(AlgorithmConfig(), model=tiny_model().bfloat16(), lr=1e-6)
     weights = steps(learner, 0)

@@ -266,6 +266,16 @@ def test_the_policy_itself_as_reference_costs_nothing() -> None:
     assert stats["kl_ref"] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_the_reference_follows_the_policy_every_so_many_steps() -> None:
+    """Algorithm 1 of 2402.03300: after the renewal the KL starts from 0 again."""
+    algorithm = AlgorithmConfig(preset="grpo-iterative", reference_every=2, mismatch="none")
+    learner = make_learner(algorithm, reference=tiny_model(1), lr=1e-2)
+    kl = [learner.update(batch_of(random_groups(), algorithm))["kl_ref"] for _ in range(5)]
+    assert [value == pytest.approx(0, abs=1e-9) for value in kl] == [
+        False, False, True, False, True,
+    ]  # fmt: skip
+
+
 def test_reference_logprobs_in_the_batch_are_taken_as_they_are() -> None:
     algorithm = AlgorithmConfig(preset="grpo")
     batch = batch_of(random_groups(), algorithm)

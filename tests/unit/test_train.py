@@ -147,6 +147,20 @@ async def test_a_resumed_run_goes_on_where_the_trained_problems_end() -> None:
     assert seeds == [t.seed for g in whole.store.read() for t in g.trajectories]
 
 
+async def test_earlier_groups_are_learned_from_again_as_replay_share_says() -> None:
+    algorithm = AlgorithmConfig(zero_variance="keep", mismatch="none", replay_share=0.5)
+    bench, again = (Bench(steps=6, groups=4, algorithm=algorithm) for _ in range(2))
+    await train(bench.run)
+    await train(again.run)
+    rows = [len(batch.lengths) for batch in bench.learner.batches]
+    assert rows == [8, 8 + 2, 8 + 4, 8 + 4, 8 + 4, 8 + 4], "two of four groups, once there are"
+    for batch in bench.learner.batches[1:]:
+        fresh = max(batch.versions.tolist())
+        assert min(v for v in batch.versions.tolist() if v >= 0) < fresh
+    drawn = [[b.versions.tolist() for b in x.learner.batches] for x in (bench, again)]
+    assert drawn[0] == drawn[1], "the draw depends on seed and version alone"
+
+
 async def test_groups_are_stored_before_the_learner_sees_them() -> None:
     bench = Bench(learner=FakeLearner(fail_at=1))
     with pytest.raises(NonFiniteLoss):
