@@ -171,7 +171,10 @@ class AlgorithmConfig(BaseModel):
     proximal: Literal["recompute", "behavior"] = Field(
         "recompute", description="denominator of the ratio: learner before the step, or engine"
     )
-    mismatch: Literal["none", "truncate", "mask", "sequence_mask", "geometric_mask"] = Field(
+    mismatch: Literal[
+        "none", "truncate", "mask", "sequence_truncate", "sequence_mask", "geometric_mask",
+        "sequence_geometric_mask",
+    ] = Field(
         "truncate",
         description="weight of learner against engine: cut at the cap, or dropped outside the "
         "bounds, by token or by the trajectory's product; a turn or trajectory dropped by its "
@@ -179,6 +182,11 @@ class AlgorithmConfig(BaseModel):
     )  # fmt: skip
     mismatch_bounds: tuple[float, float] = Field(
         (0.0, 2.0), description="floor and cap of that weight"
+    )
+    mismatch_gate: float | None = Field(
+        None,
+        ge=0,
+        description="a trajectory with A < 0 whose mean log(engine / policy) is above is dropped",
     )
     entropy_coef: float = Field(0.0, description="entropy bonus")
     mask_truncated: bool = Field(

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite, nan
-from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -16,34 +15,12 @@ from agentrl.config import LearnerSection
 from agentrl.errors import ConfigError, NonFiniteLoss, RecordError
 from agentrl.learning.advantage import centre
 from agentrl.learning.batch import Batch, needs_behavior
-from agentrl.learning.loss import (
-    Scores,
-    TokenLoss,
-    mismatch_statistics,
-    policy_loss,
-    token_weights,
-)
+from agentrl.learning.loss import Scores, TokenLoss, policy_loss, token_weights
 from agentrl.learning.packing import TokenScores, pack, token_logprobs
+from agentrl.learning.panel import statistics, summary
 from agentrl.learning.plan import by_tokens, in_parts, lr_factor
 
 log = logging.getLogger(__name__)
-
-METRICS = (
-    "loss",
-    "entropy",
-    "kl_ref",
-    "mismatch_k3",
-    "mismatch_max",
-    "mismatch_mean",
-    "clip_share",
-    "ratio_mean",
-    "ratio_max",
-    "grad_norm",
-    "lr",
-    "action_tokens",
-    "advantage_mean",
-    "advantage_abs",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +72,7 @@ class PolicyLearner:
         self._total_steps = total_steps
 
     def update(self, batch: Batch) -> Mapping[str, float]:
-        """Take one policy step: `epochs` x `minibatches` optimiser steps. Returns `METRICS`.
+        """Take one policy step: `epochs` x `minibatches` optimiser steps. Returns `panel.METRICS`.
 
         A batch without a trained token changes nothing but the version. Raises NonFiniteLoss
         before the weights change, RecordError when the batch lacks logprobs that are needed.
@@ -117,7 +94,7 @@ class PolicyLearner:
         else:
             log.warning("update %d: no token to train on; the weights stay", self.version)
         self.version += 1
-        return _summary(stats)
+        return summary(stats)
 
     @property
     def moving_reference(self) -> PreTrainedModel | None:
@@ -229,7 +206,7 @@ class PolicyLearner:
                 done.append((_detached(scores), token_loss))
         losses = torch.stack([token_loss.loss.detach() for _, token_loss in done])
         loss = float(losses.sum())
-        return {**_statistics(done), "loss": loss, "grad_norm": self._apply(loss), "lr": self._lr}
+        return {**statistics(done), "loss": loss, "grad_norm": self._apply(loss), "lr": self._lr}
 
     def _scores(self, part: Batch, known: _Known, weights: Tensor) -> Scores:
         policy, mask = self._forward(self.model, part), part.action_mask
@@ -313,34 +290,3 @@ def _at(known: _Known, columns: Tensor) -> _Known:
 
 def _detached(scores: Scores) -> Scores:
     return replace(scores, logprobs=scores.logprobs.detach(), entropy=scores.entropy.detach())
-
-
-def _statistics(done: Sequence[tuple[Scores, TokenLoss]]) -> Mapping[str, float]:
-    """Means and extremes over the trained tokens of an optimiser step."""
-
-    def joined(values: Iterator[Tensor]) -> Tensor:
-        return torch.cat(list(values)).double().cpu()
-
-    ratio = joined(token_loss.ratio for _, token_loss in done)
-    advantages = joined(scores.advantages for scores, _ in done)
-    return {
-        **mismatch_statistics(joined(token_loss.mismatch for _, token_loss in done)),
-        "entropy": float(joined(scores.entropy for scores, _ in done).mean()),
-        "kl_ref": float(joined(token_loss.kl for _, token_loss in done).mean()),
-        "clip_share": float(joined(token_loss.clipped for _, token_loss in done).mean()),
-        "ratio_mean": float(ratio.mean()),
-        "ratio_max": float(ratio.max()),
-        "advantage_mean": float(advantages.mean()),
-        "advantage_abs": float(advantages.abs().mean()),
-        "action_tokens": float(len(ratio)),
-    }
-
-
-def _summary(stats: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-    """Each metric over the optimiser steps: mean, or maximum of maxima; 0 if there was none."""
-    if not stats:
-        return dict.fromkeys(METRICS, 0.0)
-    return {
-        name: (max if name.endswith("_max") else fmean)(row[name] for row in stats)
-        for name in METRICS
-    }

@@ -42,7 +42,7 @@ class TokenLoss:
     """The weighted loss (a scalar to minimise), and what is worth knowing of each token, detached.
 
     `clipped` is 1 where the clip stopped or cut a gradient, `kl` the estimate of the reference KL,
-    `mismatch` log learner - log engine.
+    `mismatch` log learner - log engine, `cut` is 1 where its weight was cut or the token dropped.
     """
 
     loss: Tensor
@@ -50,6 +50,7 @@ class TokenLoss:
     clipped: Tensor
     kl: Tensor
     mismatch: Tensor
+    cut: Tensor
 
 
 def token_weights(rows: Tensor, groups: Tensor, algorithm: AlgorithmConfig) -> Tensor:
@@ -83,8 +84,9 @@ def policy_loss(scores: Scores, algorithm: AlgorithmConfig) -> TokenLoss:
     log_ratio = scores.logprobs - scores.proximal
     ratio = bounded_exp(level_of(log_ratio, scores, algorithm.ratio))
     objective, clipped = clipped_objective(ratio, scores, algorithm)
-    mismatch = scores.proximal - scores.behavior
-    per_token = -objective * mismatch_weight(mismatch, scores, algorithm)
+    weight, cut = mismatch_weight(scores.proximal - scores.behavior, scores, algorithm)
+    gated = beyond_gate(scores, algorithm)
+    per_token = -objective * torch.where(gated, 0.0, weight)
     kl = torch.zeros_like(per_token)
     if scores.reference is not None and algorithm.kl_form != "k1_reward":
         distance = scores.logprobs - scores.reference
@@ -102,6 +104,7 @@ def policy_loss(scores: Scores, algorithm: AlgorithmConfig) -> TokenLoss:
         kl=kl.detach(),
         mismatch=(scores.logprobs.detach() if algorithm.proximal == "behavior" else scores.proximal)
         - scores.behavior,
+        cut=(cut | gated).float(),
     )
 
 
@@ -155,28 +158,47 @@ def clipped_objective(
             return objective, stop
 
 
-def mismatch_weight(log_difference: Tensor, scores: Scores, algorithm: AlgorithmConfig) -> Tensor:
-    """How much a token that the engine sampled counts for the learner; no gradient flows.
+def mismatch_weight(
+    log_difference: Tensor, scores: Scores, algorithm: AlgorithmConfig
+) -> tuple[Tensor, Tensor]:
+    """How much a token that the engine sampled counts, and where that was cut; no gradient flows.
 
     With d = log learner - log engine: `truncate` min(exp d, cap) (2508.09128); `mask` exp d inside
-    the bounds, else 0; `sequence_mask` the same of the product over the trajectory;
-    `geometric_mask` 1 if the geometric mean over the turn is inside the bounds, else 0.
+    the bounds, else 0; `sequence_truncate` and `sequence_mask` the same of the product over the
+    trajectory; `geometric_mask` 1 if the geometric mean over the turn is inside the bounds, else
+    0, `sequence_geometric_mask` over the trajectory: a mean doesn't grow with length as a product.
     """
     if algorithm.mismatch == "none":
-        return torch.ones_like(log_difference)
+        ones = torch.ones_like(log_difference)
+        return ones, torch.zeros_like(ones, dtype=torch.bool)
     floor, cap = algorithm.mismatch_bounds
     match algorithm.mismatch:
-        case "sequence_mask":
+        case "sequence_truncate" | "sequence_mask":
             log_difference = _segment_sum(log_difference, scores.rows)[scores.rows]
         case "geometric_mask":
             log_difference = segment_mean(log_difference, scores.turns)[scores.turns]
+        case "sequence_geometric_mask":
+            log_difference = segment_mean(log_difference, scores.rows)[scores.rows]
         case _:
             pass
     weight = bounded_exp(log_difference.detach())
-    if algorithm.mismatch == "truncate":
-        return weight.clamp(max=cap)
-    kept = torch.ones_like(weight) if algorithm.mismatch == "geometric_mask" else weight
-    return torch.where((weight >= floor) & (weight <= cap), kept, 0.0)
+    if algorithm.mismatch.endswith("truncate"):
+        return weight.clamp(max=cap), weight > cap
+    dropped = (weight < floor) | (weight > cap)
+    kept = torch.ones_like(weight) if "geometric" in algorithm.mismatch else weight
+    return torch.where(dropped, 0.0, kept), dropped
+
+
+def beyond_gate(scores: Scores, algorithm: AlgorithmConfig) -> Tensor:
+    """Tokens with A < 0 in a trajectory whose mean log(engine / policy) is above the gate, bool [N].
+
+    Bad samples that the policy has come to find unlikely teach noise; good ones may be as far away
+    (2512.02556). A mean over the trajectory, so one bound fits all lengths.
+    """
+    if algorithm.mismatch_gate is None:
+        return torch.zeros_like(scores.advantages, dtype=torch.bool)
+    away = segment_mean(scores.behavior - scores.logprobs.detach(), scores.rows)[scores.rows]
+    return (scores.advantages < 0) & (away > algorithm.mismatch_gate)
 
 
 def kl_estimate(log_difference: Tensor, form: str) -> Tensor:
@@ -209,23 +231,6 @@ def segment_mean(values: Tensor, segments: Tensor) -> Tensor:
 def bounded_exp(log_ratio: Tensor) -> Tensor:
     """exp without overflow."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-
-
-def mismatch_statistics(log_difference: Tensor) -> dict[str, float]:
-    """How far the engine's logprobs are from the learner's: d = learner - engine, nats.
-
-    `mismatch_k3` is mean(exp(d) - d - 1), the estimate of KL(engine || learner) from samples of
-    the engine; missing ones (NaN) are left out.
-    """
-    known = log_difference[~log_difference.isnan()].double()
-    if not len(known):
-        return {"mismatch_k3": 0.0, "mismatch_mean": 0.0, "mismatch_max": 0.0}
-    bounded = known.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return {
-        "mismatch_k3": float((torch.expm1(bounded) - bounded).mean()),
-        "mismatch_mean": float(known.abs().mean()),
-        "mismatch_max": float(known.abs().max()),
-    }
 
 
 def _segment_sum(values: Tensor, segments: Tensor) -> Tensor:

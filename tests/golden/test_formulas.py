@@ -18,11 +18,11 @@ from agentrl.learning.loss import (
     entropy_of,
     kl_estimate,
     level_of,
-    mismatch_statistics,
     mismatch_weight,
     policy_loss,
     token_weights,
 )
+from agentrl.learning.panel import mismatch_panel, place_in_row
 
 CLOSE = pytest.approx
 
@@ -398,16 +398,25 @@ LOG_DIFFERENCES = torch.tensor([0.0, 0.5, -0.5, 3.0])
         ({"mismatch": "none"}, [1, 1, 1, 1]),
         ({"mismatch": "truncate"}, [1, 1.648721, 0.606531, 2]),
         ({"mismatch": "mask", "mismatch_bounds": (0.5, 5)}, [1, 1.648721, 0.606531, 0]),
+        ({"mismatch": "sequence_truncate", "mismatch_bounds": (0, 21)}, [20.085537] * 4),
+        ({"mismatch": "sequence_truncate", "mismatch_bounds": (0, 5)}, [5] * 4),
         ({"mismatch": "sequence_mask", "mismatch_bounds": (0.5, 21)}, [20.085537] * 4),
         ({"mismatch": "sequence_mask", "mismatch_bounds": (0.5, 20)}, [0] * 4),
         ({"mismatch": "geometric_mask", "mismatch_bounds": (0.5, 2.12)}, [1] * 4),
         ({"mismatch": "geometric_mask", "mismatch_bounds": (0.5, 2.11)}, [0] * 4),
+        ({"mismatch": "sequence_geometric_mask", "mismatch_bounds": (0.5, 2.1171)}, [1] * 4),
+        ({"mismatch": "sequence_geometric_mask", "mismatch_bounds": (0.5, 2.1169)}, [0] * 4),
     ],
 )
 def test_mismatch_weights(fields, wanted) -> None:
     given = scores(torch.zeros(4), torch.ones(4))
-    got = mismatch_weight(LOG_DIFFERENCES, given, algorithm(**fields))
+    got, cut = mismatch_weight(LOG_DIFFERENCES, given, algorithm(**fields))
     assert got.tolist() == CLOSE(wanted, abs=1e-5)
+    free = LOG_DIFFERENCES.exp() if fields["mismatch"] in ("truncate", "mask") else got
+    if fields["mismatch"] == "none":
+        assert not cut.any()
+    elif 0 in wanted or fields["mismatch"] == "truncate":
+        assert cut.tolist() == [w == 0 or f != w for w, f in zip(got, free, strict=True)]
 
 
 @pytest.mark.parametrize(("advantage", "wanted"), [(1.0, 1.44), (-1.0, -1.56)])
@@ -421,11 +430,49 @@ def test_decoupled_ppo(advantage, wanted) -> None:
     assert -policy_loss(given, config).loss.item() == CLOSE(wanted, abs=1e-6)
 
 
+MULT = torch.tensor([0.01, -0.02, 0.0, 0.05], dtype=torch.float64)
+
+
 def test_k3_of_the_mismatch_is_taken_on_samples_of_the_engine() -> None:
-    stats = mismatch_statistics(torch.tensor([0.01, -0.02, 0.0, 0.05], dtype=torch.float64))
-    assert stats["mismatch_k3"] == CLOSE(3.79984e-4, abs=1e-9)
-    assert stats["mismatch_max"] == CLOSE(0.05)
-    assert stats["mismatch_mean"] == CLOSE(0.02)
+    panel = mismatch_panel(MULT, torch.zeros(4))
+    assert panel["mismatch_k3"] == CLOSE(3.79984e-4, abs=1e-9)
+    assert mismatch_panel(-MULT, torch.zeros(4))["mismatch_k3"] == CLOSE(3.70150e-4, abs=1e-9)
+    assert panel["mismatch_max"] == CLOSE(0.05)
+    assert panel["mismatch_mean"] == CLOSE(0.02)
+
+
+def test_mult_prob_error_is_the_mean_of_exp_of_the_distance() -> None:
+    assert mismatch_panel(MULT, torch.zeros(4))["mismatch_exp"] == CLOSE(1.020381, abs=1e-6)
+
+
+def test_mismatch_by_position_in_the_trajectory() -> None:
+    rows = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1, 1, 2])
+    assert place_in_row(rows).tolist() == CLOSE(
+        [0, 1 / 3, 2 / 3, 0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 0]
+    )
+    d = torch.tensor([1, 0, -3, 1, 1, 0, 0, 3, 3, 1], dtype=torch.float64)
+    panel = mismatch_panel(d, place_in_row(rows))
+    got = [panel[f"mismatch_{part}"] for part in ("early", "middle", "late")]
+    assert got == [1.0, 0.0, 3.0]
+
+
+@pytest.mark.parametrize(("gate", "dropped"), [(0.09, True), (0.11, False)])
+def test_negative_trajectories_beyond_the_gate_are_dropped_whatever_their_length(
+    gate: float, dropped: bool
+) -> None:
+    """Mean log(engine / policy) is .1 for 2 tokens as for 20; with A > 0 both are kept."""
+    rows = torch.tensor([0] * 2 + [1] * 20 + [2] * 2)
+    behavior = torch.tensor([0.3, -0.1, *[0.1] * 20, 0.3, -0.1])
+    advantages = torch.where(rows == 2, 1.0, -1.0)
+    logprobs = torch.zeros(24, requires_grad=True)
+    given = scores(
+        logprobs, advantages, proximal=torch.zeros(24), behavior=behavior, rows=rows, turns=rows
+    )
+    out = policy_loss(given, algorithm(mismatch_gate=gate))
+    out.loss.backward()
+    live = (logprobs.grad != 0).tolist()
+    assert live == [not dropped] * 22 + [True] * 2
+    assert out.cut.tolist() == [float(dropped)] * 22 + [0.0] * 2
 
 
 # --- entropy ----------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from learning_cases import (
 from agentrl.algorithms import AlgorithmConfig
 from agentrl.errors import ConfigError, NonFiniteLoss, RecordError
 from agentrl.learning.batch import Batch
-from agentrl.learning.learner import METRICS
 from agentrl.learning.packing import pack, token_logprobs
+from agentrl.learning.panel import METRICS
 from agentrl.types import Ending
 
 PRESETS = ["default", "grpo", "dr-grpo", "gspo", "cispo", "sapo", "dppo", "rloo", "trl"]

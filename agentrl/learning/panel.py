@@ -1,0 +1,106 @@
+"""What the numbers of an update say: one line of flat metrics."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from agentrl.learning.loss import LOG_RATIO_LIMIT, Scores, TokenLoss
+
+MISMATCH = (
+    "mismatch_k3",
+    "mismatch_mean",
+    "mismatch_max",
+    "mismatch_exp",
+    "mismatch_early",
+    "mismatch_middle",
+    "mismatch_late",
+)
+METRICS = (
+    "loss",
+    "entropy",
+    "kl_ref",
+    *MISMATCH,
+    "mismatch_cut",
+    "clip_share",
+    "ratio_mean",
+    "ratio_max",
+    "grad_norm",
+    "lr",
+    "action_tokens",
+    "advantage_mean",
+    "advantage_abs",
+)
+
+
+def statistics(done: Sequence[tuple[Scores, TokenLoss]]) -> Mapping[str, float]:
+    """Means and extremes over the trained tokens of an optimiser step.
+
+    `clip_share` is the share of tokens whose gradient the clip stopped or cut, `mismatch_cut` of
+    those whose weight against the engine was cut, or that were dropped for it.
+    """
+
+    def joined(values: Iterator[Tensor]) -> Tensor:
+        return torch.cat(list(values)).double().cpu()
+
+    ratio = joined(token_loss.ratio for _, token_loss in done)
+    advantages = joined(scores.advantages for scores, _ in done)
+    return {
+        **mismatch_panel(
+            joined(token_loss.mismatch for _, token_loss in done),
+            joined(place_in_row(scores.rows) for scores, _ in done),
+        ),
+        "mismatch_cut": float(joined(token_loss.cut for _, token_loss in done).mean()),
+        "entropy": float(joined(scores.entropy for scores, _ in done).mean()),
+        "kl_ref": float(joined(token_loss.kl for _, token_loss in done).mean()),
+        "clip_share": float(joined(token_loss.clipped for _, token_loss in done).mean()),
+        "ratio_mean": float(ratio.mean()),
+        "ratio_max": float(ratio.max()),
+        "advantage_mean": float(advantages.mean()),
+        "advantage_abs": float(advantages.abs().mean()),
+        "action_tokens": float(len(ratio)),
+    }
+
+
+def summary(stats: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """Each metric over the optimiser steps: mean, or maximum of maxima; 0 if there was none."""
+    if not stats:
+        return dict.fromkeys(METRICS, 0.0)
+    return {
+        name: (max if name.endswith("_max") else fmean)(row[name] for row in stats)
+        for name in METRICS
+    }
+
+
+def mismatch_panel(log_difference: Tensor, place: Tensor) -> dict[str, float]:
+    """How far the engine's logprobs are from the learner's: d = learner - engine, nats, fp64 [N].
+
+    `mismatch_k3` is mean(exp(d) - d - 1), the estimate of KL(engine || learner) from samples of
+    the engine; `mismatch_exp` is mean exp|d|, which one token far away is enough to raise; early,
+    middle and late are mean |d| by thirds of `place`, where in its trajectory (0 to 1) a token is:
+    what grows along it is a cache or position fault. Missing ones (NaN) are left out.
+    """
+    known = ~log_difference.isnan()
+    d, place = log_difference[known], place[known]
+    if not len(d):
+        return dict.fromkeys(MISMATCH, 0.0)
+    bounded, size = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), d.abs()
+    thirds = [size[(place >= low / 3) & (place < (low + 1) / 3)] for low in range(3)]
+    early, middle, late = (float(third.mean()) if len(third) else 0.0 for third in thirds)
+    return {
+        "mismatch_k3": float((torch.expm1(bounded) - bounded).mean()),
+        "mismatch_mean": float(size.mean()),
+        "mismatch_max": float(size.max()),
+        "mismatch_exp": float(bounded.abs().exp().mean()),
+        "mismatch_early": early,
+        "mismatch_middle": middle,
+        "mismatch_late": late,
+    }
+
+
+def place_in_row(rows: Tensor) -> Tensor:
+    """Where in its row's trained tokens each one is, from 0 to below 1; `rows` is sorted."""
+    sizes = torch.bincount(rows)
+    starts = sizes.cumsum(0) - sizes
+    return (torch.arange(len(rows), device=rows.device) - starts[rows]) / sizes[rows]
