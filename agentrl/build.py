@@ -66,8 +66,7 @@ def train(config: RunConfig, *, reporter: Reporter, resume: bool = True) -> None
 
     Writes the run directory. Raises ConfigError, PluginError and the TrainingErrors.
     """
-    found = latest_checkpoint(config.run.dir / "checkpoints")
-    if found and not resume:
+    if not resume and latest_checkpoint(config.run.dir / "checkpoints"):
         raise ConfigError(
             f"{config.run.dir} already holds a run: resume it, or set another run.dir"
         )
@@ -135,9 +134,11 @@ async def open_run(config: RunConfig, *, reporter: Reporter) -> AsyncGenerator[R
     if found:
         reporter.note(f"resuming from {found}")
     async with _stage(config, environment, policy, problems) as stage:
-        if stage.sandboxes is not None:
-            reporter.note(f"sandboxes: {_shown(_facts_of(stage.sandboxes))}")
-        facts = _record(config, policy, stage)
+        sandbox = _facts_of(stage.sandboxes)
+        if sandbox:
+            shown = ", ".join(f"{name} {value}" for name, value in sandbox.items())
+            reporter.note(f"sandboxes: {shown}")
+        facts = _record(config, policy, stage, sandbox)
         with open_metrics(run.dir, from_step=progress.version, tracker=run.tracker) as metrics:
             yield Run(
                 stage=stage,
@@ -354,14 +355,15 @@ def _checkpointer(
     return save
 
 
-def _record(config: RunConfig, policy: Policy, stage: Stage) -> dict[str, str]:
+def _record(
+    config: RunConfig, policy: Policy, stage: Stage, sandbox: Mapping[str, str]
+) -> dict[str, str]:
     """Write what the run is made of; returns the hashes that its trajectories carry."""
     folder = config.run.dir
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     renderer: Any = stage.renderer
     vocabulary = sorted(policy.tokenizer.get_vocab().items())
-    sandbox = _facts_of(stage.sandboxes) if stage.sandboxes else {}
     facts = {
         "tokenizer_sha256": digest(repr(vocabulary)),
         "template_sha256": digest(renderer.template),
@@ -371,12 +373,11 @@ def _record(config: RunConfig, policy: Policy, stage: Stage) -> dict[str, str]:
     return facts
 
 
-def _facts_of(sandboxes: SandboxProvider) -> dict[str, str]:
+def _facts_of(sandboxes: SandboxProvider | None) -> dict[str, str]:
+    """What a run's record says of its sandboxes. Asks the backend: once a run is enough."""
+    if sandboxes is None:
+        return {}
     return {"isolation": sandboxes.isolation, **sandboxes.describe()}
-
-
-def _shown(facts: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def _pace(config: RunConfig) -> Pace:

@@ -18,6 +18,8 @@ from agentrl.types import Episode, Group, Problem, Trajectory, Verdict
 
 Outcome: TypeAlias = Episode | Fault
 """What became of a member: its episode, or the fault that took it."""
+_EXAMPLE = 300
+"""Characters of a fault that are kept as an example."""
 
 
 async def grade_group(
@@ -96,7 +98,6 @@ class GroupStatistics:
     fault_kinds: Mapping[str, int]
     endings: Mapping[str, int]
     tool_calls: Mapping[str, int]
-
     fault_example: str
     """A fault of the kind that took most members; empty without faults."""
 
@@ -112,6 +113,7 @@ def statistics(groups: Sequence[Group]) -> GroupStatistics:
     graded = [v for v in verdicts if v.reward is not None]
     lost = [fault for g in groups for fault in g.faults]
     lost += [v.invalid for v in verdicts if v.invalid is not None]
+    fault_kinds = _counted(map(_kind, lost))
     action_tokens = sum(t.action_tokens for t in trajectories)
     mean, stderr = _clustered_mean([g.rewards for g in groups if g.rewards])
     return GroupStatistics(
@@ -124,8 +126,8 @@ def statistics(groups: Sequence[Group]) -> GroupStatistics:
         observation_tokens=sum(len(t.token_ids) for t in trajectories) - action_tokens,
         turns=sum(len(t.turns) for t in trajectories) / len(trajectories) if trajectories else 0.0,
         faults=len(lost),
-        fault_kinds=_counted(fault.partition(":")[0] for fault in lost),
-        fault_example=_commonest(lost),
+        fault_kinds=fault_kinds,
+        fault_example=max(lost, key=lambda f: fault_kinds[_kind(f)], default="")[:_EXAMPLE],
         endings=_counted(t.ending.value for t in trajectories),
         tool_calls=_counted(event.status for t in trajectories for event in t.events),
     )
@@ -146,10 +148,8 @@ def _clustered_mean(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
     return mean, sqrt(squares * many / (many - 1)) / size
 
 
-def _commonest(faults: Sequence[str]) -> str:
-    """The first of the kind that is there most often, cut to a line's length."""
-    kinds = [fault.partition(":")[0] for fault in faults]
-    return max(faults, key=lambda f: kinds.count(f.partition(":")[0]), default="")[:300]
+def _kind(fault: str) -> str:
+    return fault.partition(":")[0]
 
 
 def _counted(names: Any) -> dict[str, int]:

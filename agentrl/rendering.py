@@ -290,7 +290,7 @@ def _thinking(text: str, *, open: bool) -> tuple[str, str]:
     lone = text.find("</think>")
     begun = text.find("<think>")
     if open or (lone >= 0 and not 0 <= begun < lone):
-        text = text if begun == 0 or text.lstrip().startswith("<think>") else f"<think>{text}"
+        text = text if text.lstrip().startswith("<think>") else f"<think>{text}"
     thoughts = [match[1].strip() for match in _THOUGHT.finditer(text)]
     return "\n".join(thought for thought in thoughts if thought), _THOUGHT.sub("", text)
 

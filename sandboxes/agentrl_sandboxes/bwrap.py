@@ -63,14 +63,7 @@ class BwrapProvider:
 
     def _probe(self) -> None:
         """Open an empty sandbox: a program on the path proves nothing."""
-        command = [
-            *_as_nobody(),
-            self._bwrap,
-            "--unshare-all",
-            "--unshare-user",
-            "--disable-userns",
-        ]
-        command += ["--ro-bind", "/usr", "/usr", *_links(), "--proc", "/proc", "/usr/bin/true"]
+        command = [*self._own_root(), "/usr/bin/true"]
         try:
             tried = subprocess.run(command, capture_output=True, text=True, timeout=10)
             failure = tried.stderr if tried.returncode else ""
@@ -103,15 +96,22 @@ class BwrapProvider:
         finally:
             os.close(handle)
 
-    def _command(self, spec: SandboxSpec, seccomp_fd: int) -> list[str]:
-        workspace = str(spec.workspace_mb << 20)
+    def _own_root(self) -> list[str]:
+        """Namespaces of its own, and a root that holds the distribution's programs alone."""
         return [
             *_as_nobody(),
             self._bwrap,
-            *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"),
-            *("--new-session", "--as-pid-1", "--hostname", "sandbox", "--cap-drop", "ALL"),
-            *("--uid", str(NOBODY), "--gid", str(NOBODY), "--seccomp", str(seccomp_fd)),
-            *("--ro-bind", "/usr", "/usr", *_links(), "--proc", "/proc", "--dev", "/dev"),
+            *("--unshare-all", "--unshare-user", "--disable-userns"),
+            *("--ro-bind", "/usr", "/usr", *_links(), "--proc", "/proc"),
+        ]
+
+    def _command(self, spec: SandboxSpec, seccomp_fd: int) -> list[str]:
+        workspace = str(spec.workspace_mb << 20)
+        return [
+            *self._own_root(),
+            *("--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"),
+            *("--cap-drop", "ALL", "--uid", str(NOBODY), "--gid", str(NOBODY)),
+            *("--seccomp", str(seccomp_fd), "--dev", "/dev"),
             *("--size", str(16 << 20), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
             *("--size", workspace, "--tmpfs", "/tmp", "--size", workspace, "--tmpfs", "/workspace"),
             *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--remount-ro", "/"),

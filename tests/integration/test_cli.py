@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_run
 
 from agentrl.cli.entry import run as cli
 from agentrl.learning.checkpoint import latest_checkpoint
 from agentrl.metrics import read_metrics
 
-QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
-SMALL = (
-    "model.tiny_layers=1", "model.tiny_hidden=32", "warm_start.steps=60", "warm_start.traces=48",
-    "warm_start.batch=16", "rollout.groups=2", "rollout.group_size=4", "run.eval_problems=4",
-    "run.eval_every=2", "run.steps=2", "environment.options={digits: 1, count: 50}",
-)  # fmt: skip
+QUICKSTART = str(small_run.QUICKSTART)
 STEP_FIELDS = {
     "kind", "step", "version", "reward_mean", "reward_stderr", "success_rate",
     "groups_with_signal", "endings", "faults", "action_tokens", "observation_tokens", "entropy",
@@ -28,7 +24,7 @@ STEP_FIELDS = {
 
 
 def settings(*more: str) -> list[str]:
-    return [part for override in (*SMALL, *more) for part in ("--set", override)]
+    return [part for override in (*small_run.SMALL, *more) for part in ("--set", override)]
 
 
 @pytest.fixture(scope="module")

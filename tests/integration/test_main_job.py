@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_run import QUICKSTART, SMALL, masks_are_the_sampled_tokens
 
 from agentrl import build
 from agentrl.cli.display import QuietReporter
@@ -18,13 +19,6 @@ from agentrl.learning.checkpoint import latest_checkpoint
 from agentrl.metrics import read_metrics
 from agentrl.models import load_policy
 from agentrl.store import ParquetStore
-
-QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
-SMALL = (
-    "model.tiny_layers=1", "model.tiny_hidden=32", "warm_start.steps=60", "warm_start.traces=48",
-    "warm_start.batch=16", "rollout.groups=2", "rollout.group_size=4", "run.eval_problems=4",
-    "run.eval_every=2", "run.steps=2", "environment.options={digits: 1, count: 50}",
-)  # fmt: skip
 
 
 def config(folder: Path, *more: str) -> RunConfig:
@@ -51,13 +45,7 @@ def test_a_run_leaves_a_whole_record_and_goes_on(tmp_path: Path) -> None:
             assert sum(row["endings"].values()) == 8
     groups = list(ParquetStore(tmp_path / "trajectories").read())
     assert len(groups) == 4
-    for group in groups:
-        for trajectory in group.trajectories:
-            sampled = [i for t in trajectory.turns for i in t.action.token_ids]
-            masked = [
-                i for i, m in zip(trajectory.token_ids, trajectory.action_mask, strict=True) if m
-            ]
-            assert sampled == masked
+    masks_are_the_sampled_tokens(groups)
     assert (tmp_path / "config.yaml").exists()
     provenance = json.loads((tmp_path / "provenance.json").read_text())
     assert provenance["sandbox"]["isolation"] == "process"

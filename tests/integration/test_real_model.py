@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from small_run import masks_are_the_sampled_tokens
 
 from agentrl import build
 from agentrl.cli.display import QuietReporter
@@ -38,11 +39,7 @@ def test_a_real_model_takes_a_step(smollm2: Path, tmp_path: Path) -> None:
     (row,) = read_metrics(tmp_path / "metrics.jsonl")
     assert row["faults"] == 0 and sum(row["endings"].values()) == 4
     assert row["mismatch_max"] < 1e-3, "engine and learner agree in fp32"
-    groups = list(ParquetStore(tmp_path / "trajectories").read())
-    for trajectory in (t for group in groups for t in group.trajectories):
-        sampled = [i for turn in trajectory.turns for i in turn.action.token_ids]
-        masked = [i for i, m in zip(trajectory.token_ids, trajectory.action_mask, strict=True) if m]
-        assert sampled == masked
+    masks_are_the_sampled_tokens(ParquetStore(tmp_path / "trajectories").read())
 
 
 def test_a_model_that_is_there_is_not_fetched_again(smollm2: Path) -> None:
