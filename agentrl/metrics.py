@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def open_metrics(folder: Path, *, from_step: int, tracker: str) -> Generator[Sin
     ):
 
         def write(row: Mapping[str, Any]) -> None:
-            lines.write(json.dumps(row) + "\n")
+            lines.write(as_line(row) + "\n")
             lines.flush()
             numbers = _flat(row)
             event(numbers, row["step"])
@@ -39,11 +40,22 @@ def open_metrics(folder: Path, *, from_step: int, tracker: str) -> Generator[Sin
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; lines that are cut or make no sense are left out."""
-    if not path.is_file():
-        return []
+    """The rows of a metrics file; lines that are cut or make no sense are left out.
+
+    Raises OSError for a file that is there but can't be read.
+    """
+    return [row for row in read_lines(path) if row is not None] if path.exists() else []
+
+
+def read_lines(path: Path) -> list[dict[str, Any] | None]:
+    """The row of each line of a metrics file, None where it makes no sense. Raises OSError."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [row for line in lines if (row := _row(line)) is not None]
+    return [_row(line) for line in lines]
+
+
+def as_line(row: Mapping[str, Any]) -> str:
+    """A row as one line of JSON that any reader takes: a number that is not finite is null."""
+    return json.dumps(_finite(row), allow_nan=False)
 
 
 def _row(line: str) -> dict[str, Any] | None:
@@ -52,14 +64,23 @@ def _row(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     known = isinstance(row, dict) and row.get("kind") in ("step", "eval")
-    return row if known and isinstance(row.get("step"), int) else None
+    step: Any = row.get("step") if known else None
+    return row if type(step) is int and step >= 0 else None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _keep_before(path: Path, step: int) -> None:
     """A step row is of the step it took; an evaluation row of the step it followed."""
     rows = [r for r in read_metrics(path) if r["step"] < step + (r["kind"] == "eval")]
     with whole_file(path) as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+        file.write("".join(as_line(row) + "\n" for row in rows).encode())
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.errors import ConfigError
+from agentrl.metrics import as_line
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig
@@ -89,4 +90,4 @@ def existing_run(folder: Path) -> Path:
 
 def echo_json(row: Mapping[str, Any]) -> None:
     """One JSON line on stdout, in ASCII: no character of a model reaches a terminal as it is."""
-    typer.echo(json.dumps(row))
+    typer.echo(as_line(row))
