@@ -17,6 +17,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl import evaluate as evaluation
+from agentrl.atomic import whole_file, whole_folder
 from agentrl.config import RunConfig, dump_config
 from agentrl.engines.weights import InProcessWeightSync
 from agentrl.errors import ConfigError
@@ -66,8 +67,7 @@ def train(config: RunConfig, *, reporter: Reporter, resume: bool = True) -> None
 
     Writes the run directory. Raises ConfigError, PluginError and the TrainingErrors.
     """
-    found = latest_checkpoint(config.run.dir / "checkpoints")
-    if found and not resume:
+    if not resume and latest_checkpoint(config.run.dir / "checkpoints"):
         raise ConfigError(
             f"{config.run.dir} already holds a run: resume it, or set another run.dir"
         )
@@ -187,8 +187,9 @@ async def _warm_start(config: RunConfig, reporter: Reporter, *, force: bool) -> 
         seed=config.run.seed,
         report=lambda _: reporter.advance(),
     )
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    with whole_folder(folder) as partial:
+        policy.model.save_pretrained(partial)
+        policy.tokenizer.save_pretrained(partial)
     return folder
 
 
@@ -358,7 +359,8 @@ def _record(config: RunConfig, policy: Policy, stage: Stage) -> dict[str, str]:
     """Write what the run is made of; returns the hashes that its trajectories carry."""
     folder = config.run.dir
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    with whole_file(folder / "config.yaml") as file:
+        file.write(dump_config(config).encode())
     renderer: Any = stage.renderer
     vocabulary = sorted(policy.tokenizer.get_vocab().items())
     sandbox = _facts_of(stage.sandboxes) if stage.sandboxes else {}
