@@ -1,8 +1,9 @@
 """Where the numbers of a run go: metrics.jsonl, TensorBoard and, if asked for, a service."""
 
 import json
+import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def _events(folder: Path) -> Generator[Callable[[Mapping[str, float], int], None
 
 @contextmanager
 def _service(tracker: str, folder: Path) -> Generator[Callable[[Mapping[str, float], int], None]]:
-    """wandb and trackio share one interface."""
+    """wandb and trackio share one interface. What they say is no result: it goes to stderr."""
     if tracker == "none":
         yield lambda numbers, step: None
         return
@@ -121,8 +122,10 @@ def _service(tracker: str, folder: Path) -> Generator[Callable[[Mapping[str, flo
             f"run.tracker is {tracker}, which is not installed: pip install 'agentrl[{tracker}]'"
         ) from None
     place = {"dir": str(folder)} if tracker == "wandb" else {}
-    service.init(project="agentrl", name=folder.name, **place)
+    with redirect_stdout(sys.stderr):
+        service.init(project="agentrl", name=folder.name, **place)
     try:
         yield lambda numbers, step: service.log(dict(numbers), step=step)
     finally:
-        service.finish()
+        with redirect_stdout(sys.stderr):
+            service.finish()

@@ -25,7 +25,8 @@ TRACEBACK = "AGENTRL_TRACEBACK"
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the display is ours
+    for bars in ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):  # the display is ours
+        os.environ.setdefault(bars, "1")
     warnings.showwarning = _warn
     # Schedulers stop a job by SIGTERM: it ends as Ctrl-C ends it, with a whole checkpoint.
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
