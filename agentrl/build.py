@@ -37,6 +37,7 @@ from agentrl.plugins import (
     find_environment,
     open_sandboxes,
     problems_of,
+    tools_of,
 )
 from agentrl.protocols import (
     EnvironmentClass,
@@ -258,7 +259,7 @@ async def _stage(
     config: RunConfig, environment: EnvironmentClass, policy: Policy, problems: Sequence[Problem]
 ) -> AsyncGenerator[Stage]:
     """The engine, the renderer and, if a problem needs them, the sandboxes; closed at the end."""
-    names = [tool.name for tool in environment(sandbox=None).tools]
+    names = [tool.name for tool in tools_of(environment)]
     renderer = make_renderer(
         policy.tokenizer, tool_format_name=config.model.tool_format, tool_names=names
     )

@@ -38,9 +38,9 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code. Never raises, but for AGENTRL_TRACEBACK."""
-    from agentrl.cli.app import app
-
     try:
+        from agentrl.cli.app import app
+
         code = app(list(arguments) or ["--help"], prog_name="agentrl", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0

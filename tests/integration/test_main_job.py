@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from agentrl.cli.display import QuietReporter
 from agentrl.config import RunConfig, load_config
 from agentrl.learning.checkpoint import latest_checkpoint
 from agentrl.metrics import read_metrics
-from agentrl.models import load_policy
 from agentrl.store import ParquetStore
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
@@ -97,29 +94,6 @@ def test_a_constant_verifier_teaches_nothing(tmp_path: Path) -> None:
     assert last is not None
     before, after = weights(tmp_path / "warm_start"), weights(last)
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_leaves_a_whole_checkpoint(how: signal.Signals, tmp_path: Path) -> None:
-    build.warm_start(config(tmp_path), reporter=QuietReporter())
-    overrides = (*SMALL, f"run.dir={tmp_path}", "run.steps=500", "run.eval_every=0")
-    settings = [part for override in overrides for part in ("--set", override)]
-    command = [sys.executable, "-m", "agentrl", "train", str(QUICKSTART), "--json", *settings]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert running.stdout is not None
-    while json.loads(running.stdout.readline())["kind"] != "step":
-        pass
-    time.sleep(0.5)
-    running.send_signal(how)
-    _, errors = running.communicate(timeout=60)
-    assert running.returncode == 130, errors.decode()
-    assert b"Traceback" not in errors
-    last = latest_checkpoint(tmp_path / "checkpoints")
-    assert last is not None
-    model, _ = load_policy(config(tmp_path, f"model.path={last}").model, context_tokens=96, seed=0)
-    assert sum(p.numel() for p in model.parameters()) > 0
-    trained = len(list((tmp_path / "trajectories").glob("*.parquet")))
-    assert 1 <= int(last.name.rpartition("-")[2]) <= trained
 
 
 @pytest.mark.parametrize(
