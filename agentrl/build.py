@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl import evaluate as evaluation
 from agentrl.atomic import whole_file, whole_folder
-from agentrl.config import RunConfig, dump_config
+from agentrl.config import RunConfig, changes_since, dump_config
 from agentrl.engines.weights import InProcessWeightSync
 from agentrl.errors import ConfigError
 from agentrl.learning.checkpoint import (
@@ -122,6 +122,9 @@ async def open_run(config: RunConfig, *, reporter: Reporter) -> AsyncGenerator[R
     Any part may be replaced before the loop starts. Raises what `train` raises.
     """
     run, found = config.run, latest_checkpoint(config.run.dir / "checkpoints")
+    if found:
+        changes = changes_since(run.dir / "config.yaml", config)
+        reporter.note("; ".join([f"resuming from {found}", *changes]))
     start = config.model.path
     if config.warm_start.steps:
         start = str(await _warm_start(config, reporter, force=False))
@@ -133,8 +136,6 @@ async def open_run(config: RunConfig, *, reporter: Reporter) -> AsyncGenerator[R
     policy = _load(config, str(found) if found else start)
     learner = _learner(config, policy, start)
     progress = load_checkpoint(found, learner) if found else Progress(version=0, cursor=0)
-    if found:
-        reporter.note(f"resuming from {found}")
     async with _stage(config, environment, policy, problems) as stage:
         if stage.sandboxes is not None:
             reporter.note(f"sandboxes: {_shown(_facts_of(stage.sandboxes))}")

@@ -227,6 +227,28 @@ def dump_config(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
+FOR_LIFE = ("run.seed", "model.tiny_layers", "model.tiny_hidden")
+"""What a run keeps: another seed is another order of problems, another size another model."""
+
+
+def changes_since(record: Path, config: RunConfig) -> list[str]:
+    """What differs, but for its place, from the configuration at `record` (nothing without one).
+
+    Raises ConfigError for a record that can't be read, or when a field of `FOR_LIFE` differs.
+    """
+    before = load_config(record) if record.exists() else config
+    found = {
+        f"{section}.{field}": f"{old!r} before, {getattr(new, field)!r} now"
+        for section, new in config
+        for field, old in getattr(before, section)
+        if old != getattr(new, field) and (section, field) != ("run", "dir")
+    }
+    fixed = next((name for name in FOR_LIFE if name in found), None)
+    if fixed:
+        raise ConfigError(f"{fixed} can't change in a run: {found[fixed]}; set another run.dir")
+    return [f"{name}: {text}" for name, text in found.items()]
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))

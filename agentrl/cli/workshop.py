@@ -3,6 +3,7 @@
 import asyncio
 import keyword
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 import typer
@@ -32,6 +33,8 @@ def init(
     stem = name.removesuffix(".py")
     if not stem.isidentifier() or keyword.iskeyword(stem):
         raise ConfigError(f"init {name}: it must be a Python module name, such as my_env")
+    if find_spec(stem) is not None:
+        raise ConfigError(f"init {name}: there already is a module {stem}: choose another name")
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder")
     path = folder / f"{stem}.py"

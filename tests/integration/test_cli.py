@@ -76,6 +76,20 @@ def test_a_finished_run_takes_no_step_more_and_is_not_overwritten(trained: Path,
     said(*arguments, "--no-resume", code=2)
 
 
+def test_a_run_that_goes_on_says_what_is_other_than_before(
+    trained: Path, said: Say, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(trained, copy)
+    own = (f"run.dir={copy}", "run.steps=3", "learner.lr=0.001", "run.eval_every=0")
+    rows = objects(said("train", QUICKSTART, "--json", *settings(*own)))
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [2]
+    (note,) = [row["text"] for row in rows if row["kind"] == "note" and "resuming" in row["text"]]
+    assert "step-000002" in note and "learner.lr: 0.0005 before, 0.001 now" in note
+    assert "run.steps: 2 before, 3 now" in note and "run.dir" not in note
+    said("train", QUICKSTART, *settings(*own, "model.tiny_hidden=64"), code=2)
+
+
 # ---------------------------------------------------------------- what scripts read
 
 
@@ -375,6 +389,7 @@ ELSEWHERE = {
     "list things": "known are",
     "init a-b --folder {empty}": "module name",
     "init class --folder {empty}": "module name",
+    "init json --folder {empty}": "already is a module",
     "init x --folder {file}": "no such folder",
     "fetch nobody --folder {empty}": "smollm2-135m",
     "fetch smollm2-135m --folder {file}": "File exists",

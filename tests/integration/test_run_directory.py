@@ -43,19 +43,29 @@ class Gamble(Calculator):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of an untrained policy. Nobody may change it."""
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the environment."""
     folder = tmp_path_factory.mktemp("measured")
     (folder / "coin_env.py").write_text(COIN)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(place: Path) -> Path:
+    """A finished run of an untrained policy. Nobody may change it."""
+    return train(place, "once")
+
+
+def train(folder: Path, name: str, *more: str) -> Path:
     small = (
         "model.tiny_layers=1", "model.tiny_hidden=32", "warm_start.steps=0", "rollout.groups=3",
         "rollout.group_size=4", "run.eval_problems=4", "run.eval_every=2", "run.steps=3",
         "environment.options={digits: 1, count: 50}", f"environment.name={folder}/coin_env.py",
-        f"run.dir={folder}/run",
+        f"run.dir={folder / name}", *more,
     )  # fmt: skip
     quickstart = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
     build.train(load_config(quickstart, small), reporter=QuietReporter())
-    return folder / "run"
+    return folder / name
 
 
 def test_a_run_directory_is_whole(trained: Path) -> None:
@@ -121,3 +131,18 @@ def test_tensorboard_holds_the_same_numbers(trained: Path) -> None:
     for kind, name in (("step", "reward_mean"), ("step", "mismatch_max"), ("eval", "success")):
         written = [(r["step"], pytest.approx(r[name])) for r in rows if r["kind"] == kind]
         assert [(e.step, e.value) for e in events.Scalars(f"{kind}/{name}")] == written
+
+
+def test_reference_clipping_and_lag_are_measured_where_there_are_some(place: Path) -> None:
+    far = ("learner.lr=0.02", "learner.warmup_steps=0", "learner.epochs=3", "rollout.max_lag=1")
+    run = train(place, "far", "algorithm.kl_coef=0.1", "run.eval_every=0", *far)
+    rows = read_metrics(run / "metrics.jsonl")
+    store = ParquetStore(run / "trajectories")
+    for row in rows:
+        groups = store.read(version=row["step"])
+        turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
+        ages = [row["step"] - version for turn in turns for version in turn.action.versions]
+        assert row["lag"] == pytest.approx(fmean(ages))
+        assert row["kl_ref"] > 0 and 0 < row["clip_share"] <= 1
+    assert rows[0]["lag"] == 0 and rows[-1]["lag"] > 0
+    assert rows[-1]["mismatch_max"] > 0.01, "stale tokens differ from the policy that learns"
