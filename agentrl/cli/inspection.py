@@ -1,6 +1,5 @@
 """The verbs that look: show, list, report, doctor."""
 
-import json
 import warnings
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -122,7 +121,8 @@ def doctor(json_: Json = False) -> None:
 
     findings = examine()
     if json_:
-        typer.echo(json.dumps([finding.as_row() for finding in findings]))
+        for finding in findings:
+            echo_json(finding.as_row())
     else:
         from rich.console import Console
         from rich.table import Table

@@ -121,8 +121,8 @@ def test_json_is_alone_on_stdout(trained: Path, said: Say, tmp_path: Path) -> No
     for check in (["template", "tiny"], ["env", "calculator", "--sample", "2"]):
         (audit,) = objects(said("check", *check, "--json"))
         assert audit["problems"] == []
-    (doctor,) = objects(said("doctor", "--json"))
-    assert {"torch", "bwrap", "docker", "vllm"} <= {row["part"] for row in doctor}
+    parts = {row["part"] for row in objects(said("doctor", "--json"))}
+    assert {"torch", "bwrap", "docker", "vllm"} <= parts
     rows = objects(
         said("train", QUICKSTART, "--json", *settings(f"run.dir={tmp_path / 'j'}", "run.steps=1"))
     )

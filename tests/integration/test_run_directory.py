@@ -146,3 +146,10 @@ def test_reference_clipping_and_lag_are_measured_where_there_are_some(place: Pat
         assert row["kl_ref"] > 0 and 0 < row["clip_share"] <= 1
     assert rows[0]["lag"] == 0 and rows[-1]["lag"] > 0
     assert rows[-1]["mismatch_max"] > 0.01, "stale tokens differ from the policy that learns"
+
+
+def test_the_page_on_runs_explains_every_field(trained: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+    rows = read_metrics(trained / "metrics.jsonl")
+    fields = {f"`{name}`" for row in rows for name in row}
+    assert [name for name in sorted(fields) if name not in page] == []
