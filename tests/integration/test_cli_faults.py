@@ -233,3 +233,9 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     script = f"{sys.executable} -m agentrl list --json | head -c 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", script], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("{", "")
+
+
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    script = f"{sys.executable} -m agentrl list > /dev/full"
+    code, _, err = run(["bash", "-c", script])
+    assert code == 2 and is_one_error(err, "stdout", "No space left"), err
