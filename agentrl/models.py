@@ -1,5 +1,6 @@
 """The policy's model and tokenizer: a folder, a hub name, or the built-in tiny transformer."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,10 @@ def _unusable(path: str, error: Exception) -> ConfigError:
         return ConfigError(f"model.path: no usable model in {path}: {reason}")
     if folder.exists():
         return ConfigError(f"model.path: {path} is a file: name the model's folder")
+    at_hub = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path)
+    hub = f" and no model of this name can be had ({_reason(error)})" if at_hub else ""
     return ConfigError(
-        f"model.path: there is no folder {path}, and no model of this name can be had "
-        f"({_reason(error)}); `agentrl list models` shows what there is"
+        f"model.path: there is no folder {path}{hub}; `agentrl list models` shows what there is"
     )
 
 

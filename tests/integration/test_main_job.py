@@ -1,12 +1,10 @@
 """The main job in small: real engine, real learner, real sandboxes, resumed and looked at."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 from agentrl import build
@@ -94,33 +92,6 @@ def test_a_constant_verifier_teaches_nothing(tmp_path: Path) -> None:
     assert last is not None
     before, after = weights(tmp_path / "warm_start"), weights(last)
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["train", "no.yaml"], 2, "No such file"),
-        (["train", str(QUICKSTART), "--set", "learner.lrr=1"], 2, "did you mean lr"),
-        (["train", str(QUICKSTART), "--set", "environment.name=calc"], 2, "calculator"),
-        (["train", str(QUICKSTART), "--set", "environment.options={digit: 1}"], 2, "digits"),
-        (["eval", str(QUICKSTART), "--model", "/no/such/model"], 2, "no usable"),
-        (["eval", str(QUICKSTART), "--split", "dev"], 2, "train or test"),
-        (["show", "/tmp"], 2, "no trajectories"),
-        (["list", "things"], 2, "known are"),
-        (["frobnicate"], 2, "No such command"),
-    ],
-)
-def test_a_users_mistake_is_one_line(
-    arguments: list[str], code: int, said: str, tmp_path: Path
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrl", *arguments],
-        capture_output=True, text=True, cwd=tmp_path, timeout=120,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"},
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_help_loads_no_torch() -> None:
