@@ -1,6 +1,5 @@
 """The policy's model and tokenizer: a folder, a hub name, or the built-in tiny transformer."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +100,10 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub name, or of "tiny". Raises ConfigError in one line."""
     if path == "tiny":
         return tiny_tokenizer()
+    if _is_local(path) and not Path(path).exists():
+        raise ConfigError(
+            f"model.path: there is no folder {path}; `agentrl list models` shows what there is"
+        )
     try:
         return AutoTokenizer.from_pretrained(path)
     except Exception as error:  # as above
@@ -115,11 +118,17 @@ def _unusable(path: str, error: Exception) -> ConfigError:
         return ConfigError(f"model.path: no usable model in {path}: {reason}")
     if folder.exists():
         return ConfigError(f"model.path: {path} is a file: name the model's folder")
-    at_hub = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path)
-    hub = f" and no model of this name can be had ({_reason(error)})" if at_hub else ""
     return ConfigError(
-        f"model.path: there is no folder {path}{hub}; `agentrl list models` shows what there is"
+        f"model.path: there is no folder {path}, and no model of this name can be had "
+        f"({_reason(error)})"
     )
+
+
+def _is_local(path: str) -> bool:
+    """Whether it can only be a folder: a hub is not asked for models/x, which may take minutes."""
+    first = Path(path).parts[:1]
+    many = len(Path(path).parts) > 2 or path.startswith((".", "/", "~"))
+    return many or first == ("models",) or (len(Path(path).parts) == 2 and Path(*first).is_dir())
 
 
 def _reason(error: Exception) -> str:

@@ -259,7 +259,7 @@ MISTAKES = {
     "a tracker that nobody has": (["run.tracker=tensorbord"], "run.tracker"),
     "a tool format that nobody has": (["model.tool_format=xml"], "known: tags"),
     "a model that is not there": (["model.path=/no/such"], "no folder /no/such; `agentrl list"),
-    "a model that nobody has": (["model.path=models/nobodys"], "no model of this name"),
+    "a model that nobody has": (["model.path=models/nobodys"], "no folder models/nobodys"),
     "a model that is a file": (["model.path=BROKEN"], "is a file"),
     "a plug-in that nobody has": (["environment.name=calculater"], "calculator"),
     "an option that it lacks": (["environment.options={digitz: 1}"], "digits"),
@@ -282,7 +282,7 @@ def authors(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The environment files of `SOURCES`, in one place: a process imports a name once."""
     folder = tmp_path_factory.mktemp("authors")
     for name, source in SOURCES.items():
-        (folder / f"{name.lower()}_env.py").write_text(source)
+        (folder / f"mistaken_{name.lower()}.py").write_text(source)
     return folder
 
 
@@ -292,7 +292,9 @@ def test_a_mistake_is_one_line(
 ) -> None:
     overrides, expected = MISTAKES[mistake]
     for name in SOURCES:
-        overrides = [o.replace(name, str(authors / f"{name.lower()}_env.py")) for o in overrides]
+        overrides = [
+            o.replace(name, str(authors / f"mistaken_{name.lower()}.py")) for o in overrides
+        ]
     code = cli(["train", QUICKSTART, "--quiet", *settings(f"run.dir={tmp_path / 'r'}", *overrides)])
     out, err = capsys.readouterr()
     assert code == 2, err
