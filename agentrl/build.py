@@ -17,7 +17,8 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl import evaluate as evaluation
-from agentrl.config import RunConfig, dump_config
+from agentrl.atomic import whole_file, whole_folder
+from agentrl.config import RunConfig, changes_since, dump_config
 from agentrl.engines.weights import InProcessWeightSync
 from agentrl.errors import ConfigError
 from agentrl.learning.checkpoint import (
@@ -36,6 +37,7 @@ from agentrl.plugins import (
     find_environment,
     open_sandboxes,
     problems_of,
+    tools_of,
 )
 from agentrl.protocols import (
     EnvironmentClass,
@@ -120,6 +122,9 @@ async def open_run(config: RunConfig, *, reporter: Reporter) -> AsyncGenerator[R
     Any part may be replaced before the loop starts. Raises what `train` raises.
     """
     run, found = config.run, latest_checkpoint(config.run.dir / "checkpoints")
+    if found:
+        changes = changes_since(run.dir / "config.yaml", config)
+        reporter.note("; ".join([f"resuming from {found}", *changes]))
     start = config.model.path
     if config.warm_start.steps:
         start = str(await _warm_start(config, reporter, force=False))
@@ -131,8 +136,6 @@ async def open_run(config: RunConfig, *, reporter: Reporter) -> AsyncGenerator[R
     policy = _load(config, str(found) if found else start)
     learner = _learner(config, policy, start)
     progress = load_checkpoint(found, learner) if found else Progress(version=0, cursor=0)
-    if found:
-        reporter.note(f"resuming from {found}")
     async with _stage(config, environment, policy, problems) as stage:
         sandbox = _facts_of(stage.sandboxes)
         if sandbox:
@@ -188,8 +191,9 @@ async def _warm_start(config: RunConfig, reporter: Reporter, *, force: bool) -> 
         seed=config.run.seed,
         report=lambda _: reporter.advance(),
     )
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    with whole_folder(folder) as partial:
+        policy.model.save_pretrained(partial)
+        policy.tokenizer.save_pretrained(partial)
     return folder
 
 
@@ -258,7 +262,7 @@ async def _stage(
     config: RunConfig, environment: EnvironmentClass, policy: Policy, problems: Sequence[Problem]
 ) -> AsyncGenerator[Stage]:
     """The engine, the renderer and, if a problem needs them, the sandboxes; closed at the end."""
-    names = [tool.name for tool in environment(sandbox=None).tools]
+    names = [tool.name for tool in tools_of(environment)]
     renderer = make_renderer(
         policy.tokenizer, tool_format_name=config.model.tool_format, tool_names=names
     )
@@ -361,7 +365,8 @@ def _record(
     """Write what the run is made of; returns the hashes that its trajectories carry."""
     folder = config.run.dir
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    with whole_file(folder / "config.yaml") as file:
+        file.write(dump_config(config).encode())
     renderer: Any = stage.renderer
     vocabulary = sorted(policy.tokenizer.get_vocab().items())
     facts = {

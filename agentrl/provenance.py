@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from agentrl.atomic import whole_file
+
 PACKAGES = ("agentrl", "torch", "transformers", "tokenizers", "numpy", "gymnasium", "vllm")
 
 
@@ -25,7 +27,8 @@ def write_provenance(folder: Path, *, facts: dict[str, Any]) -> None:
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         **facts,
     }
-    (folder / "provenance.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    with whole_file(folder / "provenance.json") as file:
+        file.write(f"{json.dumps(record, indent=2)}\n".encode())
 
 
 def _version(package: str) -> str | None:

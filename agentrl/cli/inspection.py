@@ -1,6 +1,5 @@
 """The verbs that look: show, list, report, doctor."""
 
-import json
 import warnings
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agentrl.cli.options import Json, RunFolder, echo_json, existing_run
+from agentrl.cli.options import Json, RunFolder, echo_json, existing_run, say
 from agentrl.errors import ConfigError, RecordError
 from agentrl.show import Decode, describe, find_decode, print_lines, printable, record
 
@@ -37,7 +36,10 @@ def show(
     plain: bool = typer.Option(False, help="marks instead of colours"),
     json_: Json = False,
 ) -> None:
-    """Show recorded trajectories: what the model wrote (>), what it was shown (<), the verdict."""
+    """Show recorded trajectories.
+
+    Lines marked > were written by the model, lines marked < were shown to it.
+    """
     from agentrl.store import ParquetStore
 
     folder, step = _recorded(run, step)
@@ -85,30 +87,32 @@ def list_(
     models: Path = typer.Option(Path("models"), help="folder of models"),
     json_: Json = False,
 ) -> None:
-    """List what there is: registered plug-ins, presets, fetched models, runs."""
+    """List plug-ins, presets, models and runs."""
     if kind not in (*KINDS, "all"):
         raise ConfigError(f"list {kind}: known are {', '.join(KINDS)}")
     for chosen in KINDS if kind == "all" else (kind,):
         rows = _names(chosen, runs, models)
+        head = f"{chosen}: " if kind == "all" else ""
         for name, text in rows:
-            if json_:
-                echo_json({"kind": chosen, "name": name, "text": text})
-            else:
-                head = f"{chosen}: " if kind == "all" else ""
-                typer.echo(printable(f"{head}{name}" + (f"  {text}" if text else "")))
+            line = printable(f"{head}{name}" + (f"  {text}" if text else ""))
+            say({"kind": chosen, "name": name, "text": text}, line, as_json=json_)
 
 
 def report(
     run: RunFolder,
     out: Path | None = typer.Option(None, help="HTML file; default: RUN/report.html"),
+    json_: Json = False,
 ) -> None:
-    """Write one HTML page with the curves of a run, its configuration and some trajectories."""
+    """Write a run's curves as one HTML page.
+
+    It holds the configuration and some trajectories, too, and needs no network.
+    """
     from agentrl.report import write_report
 
     existing_run(run)
     path = out or run / "report.html"
     write_report(run, path)
-    typer.echo(str(path))
+    say({"report": str(path)}, str(path), as_json=json_)
 
 
 def doctor(json_: Json = False) -> None:
@@ -117,7 +121,8 @@ def doctor(json_: Json = False) -> None:
 
     findings = examine()
     if json_:
-        typer.echo(json.dumps([finding.as_row() for finding in findings]))
+        for finding in findings:
+            echo_json(finding.as_row())
     else:
         from rich.console import Console
         from rich.table import Table
@@ -179,7 +184,10 @@ def _folders(root: Path, holding: str) -> list[Path]:
 def _progress(run: Path) -> str:
     from agentrl.metrics import read_metrics
 
-    rows = read_metrics(run / "metrics.jsonl")
+    try:
+        rows = read_metrics(run / "metrics.jsonl")
+    except OSError as error:  # one run that can't be read must not hide the others
+        return f"metrics.jsonl: {error.strerror}"
     steps = sum(row["kind"] == "step" for row in rows)
     evals: list[Any] = [row.get("success") for row in rows if row["kind"] == "eval"]
     last = f", success {evals[-1]:.3f}" if evals and isinstance(evals[-1], float) else ""
