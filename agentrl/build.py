@@ -60,6 +60,10 @@ class Policy:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The exact text of some ids, control tokens included."""
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)  # pyright: ignore[reportReturnType]
+
 
 def train(config: RunConfig, *, reporter: Reporter, resume: bool = True) -> None:
     """Train to `run.steps`, from the newest whole checkpoint if there is one and `resume`.
@@ -143,7 +147,7 @@ async def open_run(config: RunConfig, *, reporter: Reporter) -> AsyncGenerator[R
                 stage=stage,
                 learner=learner,
                 weights=InProcessWeightSync(stage.engine),  # type: ignore[arg-type]
-                store=ParquetStore(run.dir / "trajectories", metadata=facts),
+                store=ParquetStore(run.dir / "trajectories", metadata=facts, decode=policy.decode),
                 problems=problems,
                 algorithm=config.algorithm,
                 pace=_pace(config),
@@ -355,7 +359,10 @@ def _checkpointer(
 
 
 def _record(config: RunConfig, policy: Policy, stage: Stage) -> dict[str, str]:
-    """Write what the run is made of; returns the hashes that its trajectories carry."""
+    """Write what the run is made of; returns what its trajectories carry of it.
+
+    That is enough to replay a file of them far from its run.
+    """
     folder = config.run.dir
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
@@ -367,8 +374,12 @@ def _record(config: RunConfig, policy: Policy, stage: Stage) -> dict[str, str]:
         "template_sha256": digest(renderer.template),
         "sandbox": json.dumps(sandbox),
     }
-    write_provenance(folder, facts={**facts, "sandbox": sandbox})
-    return facts
+    versions = write_provenance(folder, facts={**facts, "sandbox": sandbox})
+    return {
+        **facts,
+        "config": config.model_dump_json(),
+        "versions": json.dumps({name: versions[name] for name in ("git", "python", "packages")}),
+    }
 
 
 def _facts_of(sandboxes: SandboxProvider) -> dict[str, str]:

@@ -16,8 +16,11 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_provenance(folder: Path, *, facts: dict[str, Any]) -> None:
-    """Write provenance.json: code revision, package versions, machine, and the given facts."""
+def write_provenance(folder: Path, *, facts: dict[str, Any]) -> dict[str, Any]:
+    """Write provenance.json: code revision, package versions, machine, and the given facts.
+
+    Returns what was written.
+    """
     record = {
         "git": _git_revision(),
         "python": platform.python_version(),
@@ -26,6 +29,7 @@ def write_provenance(folder: Path, *, facts: dict[str, Any]) -> None:
         **facts,
     }
     (folder / "provenance.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return record
 
 
 def _version(package: str) -> str | None:

@@ -69,7 +69,8 @@ def show_groups(
         for group in groups:
             row = record(group)
             kept = [n for n, t in enumerate(group.trajectories) if member in (None, t.member)]
-            row |= {name: [row[name][n] for n in kept] for name in ("trajectories", "verdicts")}
+            by_member = ("trajectories", "verdicts", *(("artifacts",) if group.artifacts else ()))
+            row |= {name: [row[name][n] for n in kept] for name in by_member}
             echo_json(row)
         return
     from rich.console import Console

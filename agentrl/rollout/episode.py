@@ -23,6 +23,7 @@ from agentrl.types import (
     ToolEvent,
     Trajectory,
     Turn,
+    digest_of_ids,
 )
 
 PLAY_SHARE = 0.9
@@ -131,7 +132,8 @@ class LiveEpisode:
             return Ending.OUT_OF_TOKENS
         sampling = self._sampling(min(room, limits.max_action_tokens))
         with self.seconds.measure("sample_s"):
-            action = await self.actor.act((*self.token_ids, *observation), sampling, reply)
+            before = (*self.token_ids, *observation)
+            action = await self.actor.act(before, sampling, reply)
         self._check_time()
         if action is None:
             return Ending.OUT_OF_TURNS
@@ -141,6 +143,7 @@ class LiveEpisode:
                 observation=ObservationTokens(token_ids=observation),
                 action=action,
                 message=self.stage.renderer.parse(action.token_ids),
+                seen=digest_of_ids(before),
             )
         )
         if action.finish == "stop":
