@@ -8,12 +8,49 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from agentrl.config import RunConfig, dump_config
+from agentrl.protocols import SandboxProvider
+from agentrl.rollout import Stage
+
 PACKAGES = ("agentrl", "torch", "transformers", "tokenizers", "numpy", "gymnasium", "vllm")
 
 
 def digest(text: str) -> str:
     """The SHA-256 of a text, as hex."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def vocabulary_digest(tokenizer: Any) -> str:
+    """The hash of a tokenizer's vocabulary: every text with its id."""
+    return digest(repr(sorted(tokenizer.get_vocab().items())))
+
+
+def record_run(config: RunConfig, tokenizer: Any, stage: Stage) -> dict[str, str]:
+    """Write config.yaml and provenance.json; returns what the run's trajectories carry of them.
+
+    That is enough to replay a file of trajectories far from its run.
+    """
+    folder = config.run.dir
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    renderer: Any = stage.renderer
+    sandbox = sandbox_facts(stage.sandboxes) if stage.sandboxes else {}
+    facts = {
+        "tokenizer_sha256": vocabulary_digest(tokenizer),
+        "template_sha256": digest(renderer.template),
+        "sandbox": json.dumps(sandbox),
+    }
+    versions = write_provenance(folder, facts={**facts, "sandbox": sandbox})
+    return {
+        **facts,
+        "config": config.model_dump_json(),
+        "versions": json.dumps({name: versions[name] for name in ("git", "python", "packages")}),
+    }
+
+
+def sandbox_facts(sandboxes: SandboxProvider) -> dict[str, str]:
+    """What a backend says of itself: isolation, version, image digest, what it does not limit."""
+    return {"isolation": sandboxes.isolation, **sandboxes.describe()}
 
 
 def write_provenance(folder: Path, *, facts: dict[str, Any]) -> dict[str, Any]:

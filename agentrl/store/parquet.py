@@ -54,21 +54,13 @@ class ParquetStore:
         self._folder = folder
         found = secret_values(os.environ) if secrets is None else secrets
         self._redactor = Redactor(found, decode=decode)
-        clean, facts = self._redactor.text, {**(metadata or {}), _SCHEMA_KEY: VERSION}
-        self._metadata = {clean(name): clean(fact) for name, fact in facts.items()}
+        self._metadata = metadata or {}
 
     def append(self, groups: Sequence[Group], *, version: int) -> None:
         """Write the groups of step `version`, whole or not at all. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lessons_path(version).unlink(missing_ok=True)  # of a step that is taken again
-        schema = COLUMNS.with_metadata(self._metadata)
-        with whole_file(self._path(version)) as file:
-            with _writer(file, schema) as writer:
-                for chunk in _chunks(groups):
-                    writer.write_batch(encode(chunk, self._redactor))
-                writer.add_key_value_metadata({SEAL: UNSEALED})
-            file.flush()
-            seal(Path(file.name))
+        write_file(self.path(version), groups, self._metadata, self._redactor)
 
     def append_lessons(
         self, lessons: Sequence[Lesson], stats: Mapping[str, float], *, version: int
@@ -89,11 +81,11 @@ class ParquetStore:
     def read(self, *, version: int | None = None) -> Iterator[Group]:
         """The groups of step `version`, or of all steps in order, one group in memory at a time."""
         if version is not None:
-            yield from _read(self._path(version))
+            yield from read_file(self.path(version))
             return
         for step in self.versions():
             try:
-                yield from _read(self._path(step))
+                yield from read_file(self.path(step))
             except RecordError as error:
                 warnings.warn(f"skipped: {error}", stacklevel=2)
 
@@ -114,15 +106,35 @@ class ParquetStore:
 
     def metadata(self, version: int) -> dict[str, str]:
         """The facts that were stored beside step `version`. Raises RecordError."""
-        path = self._path(version)
-        with _naming(path), _open(path) as file:
-            return _facts(file)
+        return read_facts(self.path(version))
+
+    def path(self, version: int) -> Path:
+        """The file of step `version`, whether it is there or not."""
+        return self._folder / f"step-{version:08d}.parquet"
 
     def _lessons_path(self, version: int) -> Path:
         return self._folder / f"lessons-{version:08d}.parquet"
 
-    def _path(self, version: int) -> Path:
-        return self._folder / f"step-{version:08d}.parquet"
+
+def write_file(
+    path: Path, groups: Sequence[Group], metadata: Mapping[str, str], redactor: Redactor
+) -> None:
+    """Write a step file, whole or not at all. Raises OSError."""
+    clean, facts = redactor.text, {**metadata, _SCHEMA_KEY: VERSION}
+    schema = COLUMNS.with_metadata({clean(name): clean(fact) for name, fact in facts.items()})
+    with whole_file(path) as file:
+        with _writer(file, schema) as writer:
+            for chunk in _chunks(groups):
+                writer.write_batch(encode(chunk, redactor))
+            writer.add_key_value_metadata({SEAL: UNSEALED})
+        file.flush()
+        seal(Path(file.name))
+
+
+def read_facts(path: Path) -> dict[str, str]:
+    """What was stored beside the groups of a step file. Raises RecordError."""
+    with _naming(path), _open(path) as file:
+        return _facts(file)
 
 
 def _chunks(groups: Sequence[Group]) -> Iterator[list[tuple[int, Group]]]:
@@ -140,7 +152,8 @@ def _chunks(groups: Sequence[Group]) -> Iterator[list[tuple[int, Group]]]:
         yield chunk
 
 
-def _read(path: Path) -> Iterator[Group]:
+def read_file(path: Path) -> Iterator[Group]:
+    """The groups of a step file, one in memory at a time. Raises RecordError."""
     with _naming(path), _open(path) as file:
         facts = _facts(file)
         if _SCHEMA_KEY not in facts:
