@@ -7,6 +7,7 @@ loop. What the run's own files can't give (weights that were not kept) is said i
 import asyncio
 import json
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -35,6 +36,7 @@ from agentrl.replay.fork import Edit, fork
 from agentrl.replay.records import Recorded, Records
 from agentrl.replay.reexecute import Reexecution, World, reexecute
 from agentrl.replay.regrade import Regraded, regrade
+from agentrl.store.redaction import REDACTED_TOKENS
 from agentrl.types import Group, Problem, Task
 
 _SIDE_BY_SIDE = 8
@@ -140,6 +142,7 @@ class Replay:
         done: list[Relearned] = []
         while learner.version <= version:
             groups = list(every.groups(learner.version))
+            _warn_of_redaction(groups)
             if algorithm is not None and learner.version == version:
                 done.append(self._relearned_by(algorithm, learner, groups))
                 break
@@ -290,6 +293,13 @@ def assert_replays(record: Path, *, ignore: Sequence[str] = ()) -> None:
     ]
     if wrong:
         raise AssertionError("\n".join(wrong))
+
+
+def _warn_of_redaction(groups: Sequence[Group]) -> None:
+    for trajectory in (t for group in groups for t in group.trajectories):
+        if REDACTED_TOKENS in trajectory.metrics:
+            what = f"{trajectory.id}: some ids were redacted, so the update can't come out the same"
+            warnings.warn(what, stacklevel=3)
 
 
 def renderer_of(source: str) -> Renderer:

@@ -5,6 +5,7 @@ the engine's. With the weights that sampled them the drift is rounding; more mea
 learner disagree, or that these are other weights.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import expm1
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import RecordError
 from agentrl.learning.packing import packed, token_logprobs
+from agentrl.store.redaction import REDACTED_TOKENS
 from agentrl.types import Trajectory
 
 
@@ -59,12 +61,16 @@ def reforward(
 ) -> Iterator[Drift]:
     """The drift of each trajectory under `model`, one at a time; the model is left as it was.
 
+    Trajectories with redacted ids are skipped with a warning: what was sampled is not known.
     Raises RecordError naming the turn when logprobs are missing, or an id is none of the model's.
     """
     vocabulary = model.config.get_text_config().vocab_size
     with packed(model), torch.no_grad():
         for trajectory in trajectories:
             if not trajectory.turns:
+                continue
+            if REDACTED_TOKENS in trajectory.metrics:
+                warnings.warn(f"skipped: {trajectory.id}: some ids were redacted", stacklevel=2)
                 continue
             try:
                 recorded = [p for p in trajectory.behavior_logprobs if p is not None]

@@ -60,7 +60,7 @@ def likely_cause(difference: Difference, action: str, *, repeats: bool) -> str:
         return "a time limit: one of the two ran out of time"
     if _NETWORK.search(both):
         return "the network: it was reached in one of the two and not in the other"
-    if difference.recorded and _words(difference.recorded) == _words(difference.seen):
+    if _is_reordered(difference.recorded, difference.seen):
         return "ordering: the same words in another order (a set, a directory, threads)"
     if _CLOCK.search(both) or (_READS_CLOCK.search(action) and _shape(both)):
         return "the clock: it shows a date, a time or a duration"
@@ -120,8 +120,9 @@ def _fits_cut(before: str, after: str) -> bool:
     return False
 
 
-def _words(text: str) -> list[str]:
-    return sorted(re.findall(r"\w+", text))
+def _is_reordered(a: str, b: str) -> bool:
+    words = [sorted(re.findall(r"\w+", text)) for text in (a, b)]
+    return bool(a) and words[0] == words[1] and sorted(a) == sorted(b)
 
 
 def _shape(text: str) -> bool:

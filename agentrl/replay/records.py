@@ -61,9 +61,8 @@ class Records:
     def __init__(self, source: Path, *, step: int | None = None) -> None:
         self.source = source
         self._files = _found(source)
-        if step is not None and step not in self._files:
-            known = sorted(self._files)
-            raise RecordError(f"{source} has no step {step}: steps {known[0]} to {known[-1]}")
+        if step is not None:
+            self._path(step)
         self.steps: Sequence[int] = sorted(self._files) if step is None else [step]
 
     @property
@@ -78,11 +77,11 @@ class Records:
 
     def groups(self, step: int) -> Iterator[Group]:
         """The groups of a step, one in memory at a time. Raises RecordError."""
-        return read_file(self._files[step])
+        return read_file(self._path(step))
 
     def facts(self, step: int) -> dict[str, str]:
         """What was stored beside them. Raises RecordError."""
-        return read_facts(self._files[step])
+        return read_facts(self._path(step))
 
     def config(self) -> RunConfig:
         """The configuration of the run, from the file or from its run directory.
@@ -92,10 +91,21 @@ class Records:
         path = self._files[self.steps[-1]]
         known = self.facts(self.steps[-1]).get("config")
         if known is not None:
-            return parse_config(json.loads(known), where=f"the configuration in {path}")
+            where = f"the configuration in {path}"
+            try:
+                tree = json.loads(known)
+            except ValueError as error:
+                raise ConfigError(f"{where} is no JSON: {error}") from None
+            return parse_config(tree, where=where)
         if (self.run / "config.yaml").is_file():
             return load_config(self.run / "config.yaml")
         raise ConfigError(f"{path} holds no configuration, and there is no {self.run}/config.yaml")
+
+    def _path(self, step: int) -> Path:
+        if step not in self._files:
+            known = sorted(self._files)
+            raise RecordError(f"{self.source} has no step {step}: steps {known[0]} to {known[-1]}")
+        return self._files[step]
 
     def episodes(self) -> Iterator[Recorded]:
         """Every episode of the chosen steps, in order."""
@@ -118,8 +128,8 @@ class Records:
                 last = one
         if last is None:
             raise RecordError(
-                f"{self.source} has no episode {name}: name its id, or GROUP.MEMBER of a --step, "
-                "as `agentrl replay --depth check` lists them"
+                f"{self.source} has no episode {name}: name its id, or GROUP.MEMBER (from 0) of a "
+                "--step, as `agentrl show` prints them in order"
             )
         return last
 
@@ -131,7 +141,7 @@ def _found(source: Path) -> dict[int, Path]:
     if source.is_file():
         number = source.stem.removeprefix("step-")
         if source.suffix != ".parquet":
-            raise RecordError(f"{source} is no step file: those are .parquet")
+            raise RecordError(f"{source} is no step file: those end in .parquet")
         return {int(number) if number.isdecimal() else 0: source}
     folder = source / "trajectories" if (source / "trajectories").is_dir() else source
     store = ParquetStore(folder)

@@ -151,7 +151,11 @@ def _tool(trajectory: Trajectory, turn: int, message: int) -> str:
 
 
 def _statuses(events: Sequence[ToolEvent], turn: int) -> str:
-    return ", ".join(f"{e.name} {e.status}" for e in events if e.turn == turn)
+    said = [e for e in events if e.turn == turn]
+    return ", ".join(
+        f"{e.name} {e.status}" + ("" if e.exit_code is None else f" (exit {e.exit_code})")
+        for e in said
+    )
 
 
 def _same_ending(then: Ending, now: Ending) -> bool:

@@ -1,7 +1,7 @@
 """One episode while it runs: its turns, its record, its clock."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -172,9 +172,13 @@ class LiveEpisode:
             # Before the tool's own clock starts: opening is not the agent's time.
             with self.seconds.measure("open_s"):
                 await self.sandbox.opened()
+        commands = len(self.sandbox.exit_codes) if self.sandbox else 0
         with self.seconds.measure("tools_s"), blaming(EnvironmentFault, "step", but=_LOST):
             step = await environment.step(last.message)
         self._check_time()
+        if self.sandbox is not None:
+            exits = self.sandbox.exit_codes[commands:]
+            step = replace(step, events=tuple(_with_exits(step.events, exits)))
         self.turns[-1] = replace(last, reply=tuple(step.observation), reward=step.reward)
         self.events += step.events
         return step
@@ -206,6 +210,17 @@ class LiveEpisode:
                 replace(event, cut=True) if event.call_id in cut else event for event in step.events
             ]
         return ids, shown
+
+
+def _with_exits(
+    events: Sequence[ToolEvent], exit_codes: Sequence[int | None]
+) -> Iterator[ToolEvent]:
+    """The events with their exit codes, where each call that reached a tool ran one command."""
+    ran = [event for event in events if event.status in ("ok", "error", "timeout")]
+    codes = iter(exit_codes if len(exit_codes) == len(ran) else ())
+    for event in events:
+        known = event.exit_code is not None or event not in ran
+        yield event if known else replace(event, exit_code=next(codes, None))
 
 
 def sampling_seed(seed: int, member: int, turn: int) -> int:

@@ -59,7 +59,7 @@ class ParquetStore:
     def append(self, groups: Sequence[Group], *, version: int) -> None:
         """Write the groups of step `version`, whole or not at all. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lessons_path(version).unlink(missing_ok=True)  # of a step that is taken again
+        self.lessons_path(version).unlink(missing_ok=True)  # of a step that is taken again
         write_file(self.path(version), groups, self._metadata, self._redactor)
 
     def append_lessons(
@@ -67,14 +67,14 @@ class ParquetStore:
     ) -> None:
         """Write what the learner made of the groups of step `version`. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_lessons(self._lessons_path(version), lessons, stats)
+        write_lessons(self.lessons_path(version), lessons, stats)
 
     def lessons(self, version: int) -> tuple[list[Lesson], dict[str, float]]:
         """What the learner made of each trajectory of step `version`, and its statistics.
 
         Raises RecordError, also where the step was never learned from.
         """
-        path = self._lessons_path(version)
+        path = self.lessons_path(version)
         with _naming(path):
             return read_lessons(path)
 
@@ -112,7 +112,8 @@ class ParquetStore:
         """The file of step `version`, whether it is there or not."""
         return self._folder / f"step-{version:08d}.parquet"
 
-    def _lessons_path(self, version: int) -> Path:
+    def lessons_path(self, version: int) -> Path:
+        """The file of the lessons of step `version`, whether it is there or not."""
         return self._folder / f"lessons-{version:08d}.parquet"
 
 
