@@ -37,6 +37,8 @@ async def grade_group(
         trajectories=tuple(e.trajectory for e in episodes),
         verdicts=tuple(verdicts),
         faults=tuple(f"{type(o).__name__}: {o}" for o in outcomes if isinstance(o, Fault)),
+        task=problem.task,
+        artifacts=tuple(e.artifacts for e in episodes),
     )
 
 

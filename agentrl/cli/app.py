@@ -2,7 +2,7 @@
 
 import typer
 
-from agentrl.cli import checks, inspection, workshop
+from agentrl.cli import checks, inspection, replay, workshop
 from agentrl.cli.options import (
     Json,
     Model,
@@ -158,4 +158,5 @@ def rollout(
 
 inspection.register(app)
 workshop.register(app)
+replay.register(app)
 app.add_typer(checks.app, name="check")

@@ -89,6 +89,8 @@ def _trajectories(folder: Path, config: RunConfig | None, audit: Audit) -> set[i
                     f"step {step}, task {group.task_id}: {what}"
                     for what in _broken(group, step, config, seen)
                 ]
+            if store.lessons_path(step).exists():
+                store.lessons(step)
         except RecordError as error:
             audit.problems.append(str(error))
         else:

@@ -1,6 +1,5 @@
 """The verbs that look: show, list, report, doctor."""
 
-import warnings
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from agentrl.cli.options import Json, RunFolder, echo_json, existing_run, say
-from agentrl.errors import ConfigError, RecordError
+from agentrl.errors import ConfigError
 from agentrl.show import Decode, describe, find_decode, print_lines, printable, record
 
 if TYPE_CHECKING:
@@ -36,23 +35,23 @@ def show(
     plain: bool = typer.Option(False, help="marks instead of colours"),
     json_: Json = False,
 ) -> None:
-    """Show recorded trajectories.
+    """Show recorded trajectories and their verdicts.
 
     Lines marked > were written by the model, lines marked < were shown to it.
     """
-    from agentrl.store import ParquetStore
+    from agentrl.replay.records import Records
 
-    folder, step = _recorded(run, step)
-    store = ParquetStore(folder)
-    found = (g for g in store.read(version=step) if task in (None, g.task_id))
+    records = Records(run, step=step)
+    step = records.steps[-1]
+    found = (g for g in records.groups(step) if task in (None, g.task_id))
     if member is not None:
         found = (g for g in found if any(t.member == member for t in g.trajectories))
     chosen = list(islice(found, groups))
     if not chosen:
         wanted = f"task {task}" if task is not None else "group"
         wanted += "" if member is None else f" with a member {member}"
-        raise ConfigError(f"step {step} of {folder} has no {wanted}")
-    decode = None if messages else find_decode(folder.parent, store.metadata(step))
+        raise ConfigError(f"step {step} of {run} has no {wanted}")
+    decode = None if messages else find_decode(records.run, records.facts(step))
     if not json_:
         typer.echo(f"step {step}" + ("" if decode or messages else " (no tokenizer: messages)"))
     show_groups(chosen, decode=decode, member=member, plain=plain, as_json=json_)
@@ -71,7 +70,8 @@ def show_groups(
         for group in groups:
             row = record(group)
             kept = [n for n, t in enumerate(group.trajectories) if member in (None, t.member)]
-            row |= {name: [row[name][n] for n in kept] for name in ("trajectories", "verdicts")}
+            by_member = ("trajectories", "verdicts", *(("artifacts",) if group.artifacts else ()))
+            row |= {name: [row[name][n] for n in kept] for name in by_member}
             echo_json(row)
         return
     from rich.console import Console
@@ -135,29 +135,6 @@ def doctor(json_: Json = False) -> None:
         Console(highlight=False, emoji=False).print(table)
     if not all(finding.works for finding in findings if finding.needed):
         raise typer.Exit(1)
-
-
-def _recorded(run: Path, step: int | None) -> tuple[Path, int]:
-    """The folder of step files and the step that is meant. Raises RecordError."""
-    from agentrl.store import ParquetStore
-
-    if not run.exists():
-        raise RecordError(f"{run}: no such file or folder")
-    if run.is_file():
-        number = run.stem.removeprefix("step-")
-        if run.suffix != ".parquet" or run.name == run.stem or not number.isdecimal():
-            raise RecordError(f"{run} is no step file: those are named step-NNNNNNNN.parquet")
-        return run.parent, int(number)
-    folder = run / "trajectories" if (run / "trajectories").is_dir() else run
-    with warnings.catch_warnings():
-        if folder == run:
-            warnings.simplefilter("ignore")  # any folder may be named; its other files are fine
-        versions = ParquetStore(folder).versions()
-    if not versions:
-        raise RecordError(f"{run} holds no trajectories")
-    if step is not None and step not in versions:
-        raise RecordError(f"{run} has no step {step}: steps {versions[0]} to {versions[-1]}")
-    return folder, versions[-1] if step is None else step
 
 
 def _names(kind: str, runs: Path, models: Path) -> Sequence[tuple[str, str]]:

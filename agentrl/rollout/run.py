@@ -20,7 +20,7 @@ from agentrl.errors import (
 from agentrl.grading import Outcome, grade_group
 from agentrl.guard import blaming, until
 from agentrl.protocols import Environment, Script, Writer
-from agentrl.rollout.actor import PolicyActor, ScriptActor
+from agentrl.rollout.actor import Actor, PolicyActor, ScriptActor
 from agentrl.rollout.episode import PLAY_SHARE, LiveEpisode, episode_id
 from agentrl.rollout.stage import Stage
 from agentrl.types import Ending, Episode, Group, Problem, Task, Trajectory
@@ -57,7 +57,12 @@ async def run_episode(stage: Stage, task: Task, *, member: int, seed: int) -> Ep
     the task needs a sandbox and there is none.
     """
     policy = PolicyActor(stage.engine, session=episode_id(task, seed, member))
-    return await _live(LiveEpisode(stage, task, policy, member=member, seed=seed))
+    return await run_actor(stage, task, policy, member=member, seed=seed)
+
+
+async def run_actor(stage: Stage, task: Task, actor: Actor, *, member: int, seed: int) -> Episode:
+    """Run one episode whose actions `actor` writes. Raises what `run_episode` does."""
+    return await _live(LiveEpisode(stage, task, actor, member=member, seed=seed))
 
 
 async def run_script(

@@ -57,6 +57,7 @@ from agentrl.types import (
     Task,
     ToolEvent,
     assistant,
+    digest_of_ids,
     user,
 )
 
@@ -99,6 +100,7 @@ async def test_each_turn_adds_to_what_the_engine_saw_before() -> None:
     trajectory = (await one(a_stage(engine, FakeEnvironment(answer=echo)))).trajectory
     (requests,) = engine.requests.values()
     prompts = [prompt for prompt, _ in requests]
+    assert [turn.seen for turn in trajectory.turns] == [digest_of_ids(p) for p in prompts]
     assert len(prompts) == len(trajectory.turns) == 3
     for turn, (before, after) in zip(
         trajectory.turns,
