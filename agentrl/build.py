@@ -300,7 +300,7 @@ async def _sandboxes(
 ) -> AsyncGenerator[SandboxProvider | None]:
     """The configured backend, kept warm if asked for; None where no problem needs one."""
     section = config.sandbox
-    if not any(problem.task.sandbox for problem in problems):
+    if not any(problem.needs_sandboxes for problem in problems):
         yield None
         return
     provider = open_sandboxes(section.name, section.options)

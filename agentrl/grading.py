@@ -6,14 +6,14 @@ success, and counted.
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any, TypeAlias
 
 from agentrl.errors import Fault, VerifierFault
 from agentrl.guard import blaming, until
-from agentrl.protocols import Verifier
+from agentrl.protocols import SandboxProvider, Verifier
 from agentrl.types import Episode, Group, Problem, Trajectory, Verdict
 
 Outcome: TypeAlias = Episode | Fault
@@ -23,15 +23,28 @@ _EXAMPLE = 300
 
 
 async def grade_group(
-    problem: Problem, outcomes: Sequence[Outcome], verifier: Verifier, *, timeout_s: float
+    problem: Problem,
+    outcomes: Sequence[Outcome],
+    verifier: Verifier,
+    *,
+    sandboxes: SandboxProvider | None = None,
+    timeout_s: float,
 ) -> Group:
     """Grade the members that have an episode, at most `timeout_s` seconds for all of them.
+
+    The verifier gets `sandboxes` if the problem says that it runs code.
 
     Never raises for what a verifier does: if it raises, runs late or returns something else than
     one verdict for each episode, the verdicts are invalid and say why.
     """
     episodes = [o for o in outcomes if isinstance(o, Episode)]
-    verdicts = await _verdicts(problem, episodes, verifier, timeout_s)
+
+    async def grade() -> Sequence[Any]:
+        with blaming(VerifierFault, "grading"):
+            opened_by = sandboxes if problem.grading is not None else None
+            return list(await verifier.grade(problem, tuple(episodes), opened_by))
+
+    verdicts = await _verdicts(episodes, grade, timeout_s) if episodes else ()
     return Group(
         task_id=problem.task.id,
         trajectories=tuple(e.trajectory for e in episodes),
@@ -43,15 +56,10 @@ async def grade_group(
 
 
 async def _verdicts(
-    problem: Problem, episodes: Sequence[Episode], verifier: Verifier, timeout_s: float
+    episodes: Sequence[Episode],
+    grade: Callable[[], Coroutine[Any, Any, Sequence[Any]]],
+    timeout_s: float,
 ) -> Sequence[Verdict]:
-    if not episodes:
-        return ()
-
-    async def grade() -> list[Any]:
-        with blaming(VerifierFault, "grading"):
-            return list(await verifier.grade(problem, tuple(episodes)))
-
     try:
         verdicts = await until(time.monotonic() + timeout_s, grade())
     except Fault as fault:

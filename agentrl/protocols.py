@@ -178,8 +178,13 @@ class SandboxProvider(Protocol):
 class Verifier(Protocol):
     """Grades a whole group, so that pairwise graders fit."""
 
-    async def grade(self, problem: Problem, episodes: Sequence[Episode]) -> Sequence[Verdict]:
-        """One verdict for each episode, in order. Runs after the agent's sandbox is closed."""
+    async def grade(
+        self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+    ) -> Sequence[Verdict]:
+        """One verdict for each episode, in order. Runs after the agent's sandbox is closed.
+
+        `sandboxes` opens fresh ones, to run what an episode left; None unless `problem.grading`.
+        """
         ...
 
 

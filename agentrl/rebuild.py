@@ -25,7 +25,7 @@ from agentrl.learning.relearn import Relearned, relearn
 from agentrl.metrics import read_metrics
 from agentrl.models import load_tokenizer
 from agentrl.plugins import find_environment, open_sandboxes, problems_of, tools_of
-from agentrl.protocols import EnvironmentClass, Renderer, Split
+from agentrl.protocols import EnvironmentClass, Renderer, SandboxProvider, Split
 from agentrl.provenance import vocabulary_digest
 from agentrl.rendering import make_renderer
 from agentrl.replay.check import Finding, Language, check_group
@@ -94,7 +94,13 @@ class Replay:
             for group in self.records.groups(step):
                 problem = self.problem(group.task_id)
                 yield from asyncio.run(
-                    regrade(group, problem, self.environment.verifier, timeout_s=timeout_s)
+                    regrade(
+                        group,
+                        problem,
+                        self.environment.verifier,
+                        sandboxes=self._sandboxes(needed=problem.grading is not None),
+                        timeout_s=timeout_s,
+                    )
                 )
 
     def reexecute(
@@ -102,11 +108,9 @@ class Replay:
     ) -> list[Reexecution]:
         """Third rung. `ignore` has patterns of text in which replies may differ."""
         tasks = [self._task(one) for one in episodes]
-        section = self.config.sandbox
-        needed = any(task.sandbox for task in tasks)
         world = World(
             environment=self.environment,
-            sandboxes=open_sandboxes(self._backend(), section.options) if needed else None,
+            sandboxes=self._sandboxes(needed=any(task.sandbox for task in tasks)),
             limits=build.limits_of(self.config),
             ignore=[_pattern(text) for text in ignore],
         )
@@ -181,7 +185,7 @@ class Replay:
     ) -> Group:
         problem = self.problem(one.trajectory.task_id)
         if one.task is not None:
-            problem = Problem(task=one.task, reference=problem.reference)
+            problem = replace(problem, task=one.task)
         policy = build.load(self.config, self.weights(one))
         async with build.open_stage(self.config, self.environment, policy, [problem]) as stage:
             if temperature is not None:
@@ -201,11 +205,14 @@ class Replay:
             for problem in problems_of(self.environment, split, options)
         }
 
-    def _backend(self) -> str:
-        """The sandbox backend that was used, where the record says so: "auto" may change."""
+    def _sandboxes(self, *, needed: bool) -> SandboxProvider | None:
+        """The backend that was used, where the record says so: "auto" may change."""
+        if not needed:
+            return None
         facts = self.records.facts(self.records.steps[-1])
         used: Any = json.loads(facts.get("sandbox") or "{}")
-        return used.get("backend") or self.config.sandbox.name
+        section = self.config.sandbox
+        return open_sandboxes(used.get("backend") or section.name, section.options)
 
     def _language(self, step: int) -> tuple[Language | None, list[Finding]]:
         """How the run's messages are written, if its tokenizer is at hand; what to say of it."""

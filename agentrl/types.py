@@ -304,10 +304,19 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A task with its private half. `reference` reaches the verifier only; its repr is hidden."""
+    """A task with its private half. `reference` reaches the verifier only; its repr is hidden.
+
+    `grading` is the sandbox that the verifier runs code in; None if it runs none.
+    """
 
     task: Task
     reference: Any = field(default=None, repr=False)
+    grading: SandboxSpec | None = None
+
+    @property
+    def needs_sandboxes(self) -> bool:
+        """Whether an episode of it, or its grading, opens a sandbox."""
+        return self.task.sandbox is not None or self.grading is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def env(
     config = load_config(None, set_ or [])
     environment = find_environment(name)
     options = config.environment.options
-    needed = any(p.task.sandbox for p in problems_of(environment, "train", options, sample))
+    needed = any(p.needs_sandboxes for p in problems_of(environment, "train", options, sample))
     backend = open_sandboxes(config.sandbox.name, config.sandbox.options) if needed else None
     findings = asyncio.run(
         check_environment(

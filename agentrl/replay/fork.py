@@ -67,7 +67,11 @@ async def fork(
         except Fault as fault:
             outcomes.append(fault)
     return await grade_group(
-        problem, outcomes, stage.environment.verifier, timeout_s=stage.limits.grade_timeout_s
+        problem,
+        outcomes,
+        stage.environment.verifier,
+        sandboxes=stage.sandboxes,
+        timeout_s=stage.limits.grade_timeout_s,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from agentrl.errors import RecordError
 from agentrl.grading import grade_group
-from agentrl.protocols import Verifier
+from agentrl.protocols import SandboxProvider, Verifier
 from agentrl.types import Episode, Group, Problem, Verdict
 
 
@@ -28,7 +28,12 @@ class Regraded:
 
 
 async def regrade(
-    group: Group, problem: Problem, verifier: Verifier, *, timeout_s: float
+    group: Group,
+    problem: Problem,
+    verifier: Verifier,
+    *,
+    sandboxes: SandboxProvider | None = None,
+    timeout_s: float,
 ) -> Sequence[Regraded]:
     """Grade a recorded group again, at most `timeout_s` seconds for all of it.
 
@@ -44,7 +49,7 @@ async def regrade(
         Episode(trajectory=trajectory, artifacts=files)
         for trajectory, files in zip(group.trajectories, artifacts, strict=True)
     ]
-    again = await grade_group(problem, episodes, verifier, timeout_s=timeout_s)
+    again = await grade_group(problem, episodes, verifier, sandboxes=sandboxes, timeout_s=timeout_s)
     return [
         Regraded(trajectory_id=trajectory.id, before=before, after=after)
         for trajectory, before, after in zip(

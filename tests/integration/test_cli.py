@@ -326,7 +326,7 @@ def test_a_verifier_that_fails_is_counted_and_stops_the_run(
         "from agentrl_environments.calculator import Calculator\n"
         "from agentrl.types import Verdict\n"
         "class Fails:\n"
-        f"    async def grade(self, problem, episodes): {grading}\n"
+        f"    async def grade(self, problem, episodes, sandboxes): {grading}\n"
         "class E(Calculator):\n"
         "    verifier = Fails()\n"
     )

@@ -70,7 +70,7 @@ def test_a_constant_verifier_teaches_nothing(tmp_path: Path) -> None:
         "from agentrl_environments.calculator import Calculator\n"
         "from agentrl.types import Verdict\n"
         "class Always:\n"
-        "    async def grade(self, problem, episodes):\n"
+        "    async def grade(self, problem, episodes, sandboxes):\n"
         "        return [Verdict(reward=1.0, passed=True)] * len(episodes)\n"
         "class Constant(Calculator):\n"
         "    verifier = Always()\n"

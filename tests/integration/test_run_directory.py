@@ -31,7 +31,7 @@ from agentrl.types import Verdict
 
 
 class Coin:
-    async def grade(self, problem, episodes):
+    async def grade(self, problem, episodes, sandboxes):
         sums = [sum(e.trajectory.token_ids) for e in episodes]
         return [Verdict(reward=s % 3 / 2, passed=s % 3 == 2) for s in sums]
 

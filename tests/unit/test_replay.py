@@ -234,7 +234,12 @@ async def test_artifacts_that_were_not_kept_are_no_empty_ones() -> None:
     problem = a_problem()
     problem = replace(problem, task=replace(problem.task, artifacts=("out",)))
     with pytest.raises(RecordError, match="reads out, but the record was written before"):
-        await regrade(replace(record.group, artifacts=()), problem, FakeVerifier(), timeout_s=5)
+        await regrade(
+            replace(record.group, artifacts=()),
+            problem,
+            FakeVerifier(),
+            timeout_s=5,
+        )
 
 
 # ---------------------------------------------------------------- reexecute

@@ -543,6 +543,9 @@ async def test_step_without_answer_or_end_is_the_environments_fault() -> None:
 async def test_task_with_a_sandbox_needs_a_backend() -> None:
     with pytest.raises(ConfigError, match="needs a sandbox"):
         await run_group(a_stage(), a_problem(sandbox=SandboxSpec()), size=2, seed=0)
+    graded_there = replace(a_problem(), grading=SandboxSpec())
+    with pytest.raises(ConfigError, match="needs a sandbox"):
+        await run_group(a_stage(), graded_there, size=2, seed=0)
 
 
 # ---------------------------------------------------------------- sandbox
