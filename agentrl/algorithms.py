@@ -98,7 +98,7 @@ class AlgorithmConfig(BaseModel):
     that contradict each other.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     preset: str = Field("default", description="named set of the fields below; given ones win")
     reward: Literal["total", "parts", "passed"] = Field(

@@ -6,18 +6,17 @@ verb of the command line and owns its event loop.
 
 import asyncio
 import copy
-import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl import evaluate as evaluation
-from agentrl.config import RunConfig, dump_config
+from agentrl.atomic import whole_folder
+from agentrl.config import RunConfig, changes_since
 from agentrl.engines.weights import InProcessWeightSync
 from agentrl.errors import ConfigError
 from agentrl.learning.checkpoint import (
@@ -36,6 +35,7 @@ from agentrl.plugins import (
     find_environment,
     open_sandboxes,
     problems_of,
+    tools_of,
 )
 from agentrl.protocols import (
     EnvironmentClass,
@@ -44,7 +44,7 @@ from agentrl.protocols import (
     SandboxProvider,
     Split,
 )
-from agentrl.provenance import digest, write_provenance
+from agentrl.provenance import record_run, sandbox_facts
 from agentrl.rendering import check_template, make_renderer
 from agentrl.rollout import Limits, Stage, WarmSandboxes, run_script
 from agentrl.store import ParquetStore
@@ -60,14 +60,17 @@ class Policy:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The exact text of some ids, control tokens included."""
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=False)  # pyright: ignore[reportReturnType]
+
 
 def train(config: RunConfig, *, reporter: Reporter, resume: bool = True) -> None:
     """Train to `run.steps`, from the newest whole checkpoint if there is one and `resume`.
 
     Writes the run directory. Raises ConfigError, PluginError and the TrainingErrors.
     """
-    found = latest_checkpoint(config.run.dir / "checkpoints")
-    if found and not resume:
+    if not resume and latest_checkpoint(config.run.dir / "checkpoints"):
         raise ConfigError(
             f"{config.run.dir} already holds a run: resume it, or set another run.dir"
         )
@@ -121,6 +124,9 @@ async def open_run(config: RunConfig, *, reporter: Reporter) -> AsyncGenerator[R
     Any part may be replaced before the loop starts. Raises what `train` raises.
     """
     run, found = config.run, latest_checkpoint(config.run.dir / "checkpoints")
+    if found:
+        changes = changes_since(run.dir / "config.yaml", config)
+        reporter.note("; ".join([f"resuming from {found}", *changes]))
     start = config.model.path
     if config.warm_start.steps:
         start = str(await _warm_start(config, reporter, force=False))
@@ -129,21 +135,21 @@ async def open_run(config: RunConfig, *, reporter: Reporter) -> AsyncGenerator[R
     held_out = (
         problems_of(environment, "test", options, run.eval_problems) if run.eval_every else ()
     )
-    policy = _load(config, str(found) if found else start)
-    learner = _learner(config, policy, start)
+    policy = load(config, str(found) if found else start)
+    learner = learner_of(config, policy, start)
     progress = load_checkpoint(found, learner) if found else Progress(version=0, cursor=0)
-    if found:
-        reporter.note(f"resuming from {found}")
-    async with _stage(config, environment, policy, problems) as stage:
-        if stage.sandboxes is not None:
-            reporter.note(f"sandboxes: {_shown(_facts_of(stage.sandboxes))}")
-        facts = _record(config, policy, stage)
+    async with open_stage(config, environment, policy, problems) as stage:
+        sandbox = sandbox_facts(stage.sandboxes)
+        if sandbox:
+            shown = ", ".join(f"{name} {value}" for name, value in sandbox.items())
+            reporter.note(f"sandboxes: {shown}")
+        facts = record_run(config, policy.tokenizer, stage, sandbox)
         with open_metrics(run.dir, from_step=progress.version, tracker=run.tracker) as metrics:
             yield Run(
                 stage=stage,
                 learner=learner,
                 weights=InProcessWeightSync(stage.engine),  # type: ignore[arg-type]
-                store=ParquetStore(run.dir / "trajectories", metadata=facts),
+                store=ParquetStore(run.dir / "trajectories", metadata=facts, decode=policy.decode),
                 problems=problems,
                 algorithm=config.algorithm,
                 pace=_pace(config),
@@ -164,7 +170,7 @@ async def _warm_start(config: RunConfig, reporter: Reporter, *, force: bool) -> 
     section, folder = config.warm_start, config.run.dir / "warm_start"
     if not force and (folder / "config.json").exists():
         return folder
-    policy = _load(config, config.model.path)
+    policy = load(config, config.model.path)
     if not section.steps:
         raise ConfigError("warm_start.steps is 0: set it to the number of supervised updates")
     environment = find_environment(config.environment.name)
@@ -175,7 +181,7 @@ async def _warm_start(config: RunConfig, reporter: Reporter, *, force: bool) -> 
             f"{', '.join(sorted(environment.scripts))}"
         )
     problems = problems_of(environment, "train", config.environment.options)
-    async with _stage(config, environment, policy, problems) as stage:
+    async with open_stage(config, environment, policy, problems) as stage:
         traces = await _traces(config, stage, problems, reporter)
     reporter.phase("warm start", section.steps)
     fit(
@@ -187,8 +193,9 @@ async def _warm_start(config: RunConfig, reporter: Reporter, *, force: bool) -> 
         seed=config.run.seed,
         report=lambda _: reporter.advance(),
     )
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    with whole_folder(folder) as partial:
+        policy.model.save_pretrained(partial)
+        policy.tokenizer.save_pretrained(partial)
     return folder
 
 
@@ -225,9 +232,9 @@ async def _rollout(
     greedy: bool,
 ) -> list[Group]:
     environment = find_environment(config.environment.name)
-    policy = _load(config, model or _newest(config))
+    policy = load(config, model or newest(config))
     chosen = problems_of(environment, split, config.environment.options, problems)
-    async with _stage(config, environment, policy, chosen) as stage:
+    async with open_stage(config, environment, policy, chosen) as stage:
         played = replace(stage, temperature=0.0) if greedy else stage
         return await _groups(config, played, chosen, reporter, size=size)
 
@@ -253,11 +260,11 @@ async def _groups(
 
 
 @asynccontextmanager
-async def _stage(
+async def open_stage(
     config: RunConfig, environment: EnvironmentClass, policy: Policy, problems: Sequence[Problem]
 ) -> AsyncGenerator[Stage]:
     """The engine, the renderer and, if a problem needs them, the sandboxes; closed at the end."""
-    names = [tool.name for tool in environment(sandbox=None).tools]
+    names = [tool.name for tool in tools_of(environment)]
     renderer = make_renderer(
         policy.tokenizer, tool_format_name=config.model.tool_format, tool_names=names
     )
@@ -270,16 +277,21 @@ async def _stage(
             renderer=renderer,
             environment=environment,
             sandboxes=sandboxes,
-            limits=Limits(
-                max_turns=config.rollout.max_turns,
-                max_action_tokens=config.sampling.max_action_tokens,
-                context_tokens=config.engine.context_tokens,
-                max_observation_tokens=config.rollout.max_observation_tokens,
-                timeout_s=config.rollout.timeout_s,
-                grade_timeout_s=config.rollout.grade_timeout_s,
-            ),
+            limits=limits_of(config),
             temperature=config.sampling.temperature,
         )
+
+
+def limits_of(config: RunConfig) -> Limits:
+    """What an episode may use."""
+    return Limits(
+        max_turns=config.rollout.max_turns,
+        max_action_tokens=config.sampling.max_action_tokens,
+        context_tokens=config.engine.context_tokens,
+        max_observation_tokens=config.rollout.max_observation_tokens,
+        timeout_s=config.rollout.timeout_s,
+        grade_timeout_s=config.rollout.grade_timeout_s,
+    )
 
 
 @asynccontextmanager
@@ -288,7 +300,7 @@ async def _sandboxes(
 ) -> AsyncGenerator[SandboxProvider | None]:
     """The configured backend, kept warm if asked for; None where no problem needs one."""
     section = config.sandbox
-    if not any(problem.task.sandbox for problem in problems):
+    if not any(problem.needs_sandboxes for problem in problems):
         yield None
         return
     provider = open_sandboxes(section.name, section.options)
@@ -311,14 +323,15 @@ def _engine(config: RunConfig, policy: Policy) -> AbstractAsyncContextManager[In
     return engine_class(copy.deepcopy(policy.model), **sizes, **section.options)
 
 
-def _newest(config: RunConfig) -> str:
+def newest(config: RunConfig) -> str:
     """The best known policy of a run directory: checkpoint, warm start, or the base model."""
     warm = config.run.dir / "warm_start"
     found = latest_checkpoint(config.run.dir / "checkpoints")
     return str(found or (warm if (warm / "config.json").exists() else config.model.path))
 
 
-def _load(config: RunConfig, source: str) -> Policy:
+def load(config: RunConfig, source: str) -> Policy:
+    """A model folder (or hub name, or "tiny") as the configuration wants it. Raises ConfigError."""
     model, tokenizer = load_policy(
         config.model.model_copy(update={"path": source}),
         context_tokens=config.engine.context_tokens,
@@ -327,8 +340,9 @@ def _load(config: RunConfig, source: str) -> Policy:
     return Policy(model=model, tokenizer=tokenizer)
 
 
-def _learner(config: RunConfig, policy: Policy, start: str) -> PolicyLearner:
-    reference = _load(config, start).model if config.algorithm.kl_coef else None
+def learner_of(config: RunConfig, policy: Policy, start: str) -> PolicyLearner:
+    """The run's learner around `policy`; `start` is what its reference policy is loaded from."""
+    reference = load(config, start).model if config.algorithm.kl_coef else None
     return PolicyLearner(
         policy.model,
         learner=config.learner,
@@ -352,31 +366,6 @@ def _checkpointer(
         )
 
     return save
-
-
-def _record(config: RunConfig, policy: Policy, stage: Stage) -> dict[str, str]:
-    """Write what the run is made of; returns the hashes that its trajectories carry."""
-    folder = config.run.dir
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-    renderer: Any = stage.renderer
-    vocabulary = sorted(policy.tokenizer.get_vocab().items())
-    sandbox = _facts_of(stage.sandboxes) if stage.sandboxes else {}
-    facts = {
-        "tokenizer_sha256": digest(repr(vocabulary)),
-        "template_sha256": digest(renderer.template),
-        "sandbox": json.dumps(sandbox),
-    }
-    write_provenance(folder, facts={**facts, "sandbox": sandbox})
-    return facts
-
-
-def _facts_of(sandboxes: SandboxProvider) -> dict[str, str]:
-    return {"isolation": sandboxes.isolation, **sandboxes.describe()}
-
-
-def _shown(facts: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def _pace(config: RunConfig) -> Pace:

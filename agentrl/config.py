@@ -5,27 +5,37 @@ written to the run directory before the first step.
 """
 
 import difflib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentrl.algorithms import AlgorithmConfig
 from agentrl.errors import ConfigError
 
 
-class Section(BaseModel):
-    """A part of the configuration: frozen, and unknown keys are errors."""
+def _nameable(path: Path) -> Path:
+    """Raises ValueError for what no file system takes as a name."""
+    if b"\0" in os.fsencode(path):  # an encoding error is a ValueError, too
+        raise ValueError("a path can't hold a null character")
+    return path
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+class Section(BaseModel):
+    """A part of the configuration: frozen; unknown keys and numbers that aren't are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class RunSection(Section):
     """Where the run lives, how long it is, how often it looks up."""
 
-    dir: Path = Field(default=Path("runs/default"), description="run directory")
+    dir: Annotated[Path, AfterValidator(_nameable)] = Field(
+        default=Path("runs/default"), description="run directory"
+    )
     seed: int = Field(default=0, ge=0, description="root of all random streams")
     steps: int = Field(default=100, ge=0, description="learner steps in all")
     eval_every: int = Field(default=0, ge=0, description="steps between evaluations (0: never)")
@@ -66,8 +76,10 @@ class WarmStartSection(Section):
     """Supervised start from scripted policies, before the first step (off with steps 0)."""
 
     steps: int = Field(default=0, ge=0, description="supervised updates")
-    scripts: Mapping[str, float] = Field(
-        default_factory=lambda: {"oracle": 1.0}, description="share of traces by script name"
+    scripts: Mapping[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=lambda: {"oracle": 1.0},
+        min_length=1,
+        description="share of traces by script name",
     )
     traces: int = Field(default=2000, ge=1, description="traces recorded")
     batch: int = Field(default=64, ge=1, description="traces in an update")
@@ -145,7 +157,9 @@ class LearnerSection(Section):
     )
     warmup_steps: int = Field(default=0, ge=0, description="linear warm-up, in optimiser steps")
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW weight decay")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW moments")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        default=(0.9, 0.999), description="AdamW moments"
+    )
     max_grad_norm: float = Field(default=1.0, gt=0, description="gradient clipping, L2 norm")
     epochs: int = Field(default=1, ge=1, description="passes over a batch")
     minibatches: int = Field(default=1, ge=1, description="optimiser steps in a pass")
@@ -213,12 +227,34 @@ def dump_config(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
+FOR_LIFE = ("run.seed", "model.tiny_layers", "model.tiny_hidden")
+"""What a run keeps: another seed is another order of problems, another size another model."""
+
+
+def changes_since(record: Path, config: RunConfig) -> list[str]:
+    """What differs, but for its place, from the configuration at `record` (nothing without one).
+
+    Raises ConfigError for a record that can't be read, or when a field of `FOR_LIFE` differs.
+    """
+    before = load_config(record) if record.exists() else config
+    found = {
+        f"{section}.{field}": f"{old!r} before, {getattr(new, field)!r} now"
+        for section, new in config
+        for field, old in getattr(before, section)
+        if old != getattr(new, field) and (section, field) != ("run", "dir")
+    }
+    fixed = next((name for name in FOR_LIFE if name in found), None)
+    if fixed:
+        raise ConfigError(f"{fixed} can't change in a run: {found[fixed]}; set another run.dir")
+    return [f"{name}: {text}" for name, text in found.items()]
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if tree is None:
         return {}
@@ -239,7 +275,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
             raise ConfigError(f"--set {override}: {section} is not a section")
     try:
         here[field] = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         raise ConfigError(f"--set {override}: the value is not YAML") from None
 
 

@@ -6,48 +6,60 @@ success, and counted.
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any, TypeAlias
 
 from agentrl.errors import Fault, VerifierFault
 from agentrl.guard import blaming, until
-from agentrl.protocols import Verifier
+from agentrl.protocols import SandboxProvider, Verifier
 from agentrl.types import Episode, Group, Problem, Trajectory, Verdict
 
 Outcome: TypeAlias = Episode | Fault
 """What became of a member: its episode, or the fault that took it."""
+_EXAMPLE = 300
+"""Characters of a fault that are kept as an example."""
 
 
 async def grade_group(
-    problem: Problem, outcomes: Sequence[Outcome], verifier: Verifier, *, timeout_s: float
+    problem: Problem,
+    outcomes: Sequence[Outcome],
+    verifier: Verifier,
+    *,
+    sandboxes: SandboxProvider | None = None,
+    timeout_s: float,
 ) -> Group:
     """Grade the members that have an episode, at most `timeout_s` seconds for all of them.
+
+    The verifier gets `sandboxes` if the problem says that it runs code.
 
     Never raises for what a verifier does: if it raises, runs late or returns something else than
     one verdict for each episode, the verdicts are invalid and say why.
     """
     episodes = [o for o in outcomes if isinstance(o, Episode)]
-    verdicts = await _verdicts(problem, episodes, verifier, timeout_s)
+
+    async def grade() -> Sequence[Any]:
+        with blaming(VerifierFault, "grading"):
+            opened_by = sandboxes if problem.grading is not None else None
+            return list(await verifier.grade(problem, tuple(episodes), opened_by))
+
+    verdicts = await _verdicts(episodes, grade, timeout_s) if episodes else ()
     return Group(
         task_id=problem.task.id,
         trajectories=tuple(e.trajectory for e in episodes),
         verdicts=tuple(verdicts),
         faults=tuple(f"{type(o).__name__}: {o}" for o in outcomes if isinstance(o, Fault)),
+        task=problem.task,
+        artifacts=tuple(e.artifacts for e in episodes),
     )
 
 
 async def _verdicts(
-    problem: Problem, episodes: Sequence[Episode], verifier: Verifier, timeout_s: float
+    episodes: Sequence[Episode],
+    grade: Callable[[], Coroutine[Any, Any, Sequence[Any]]],
+    timeout_s: float,
 ) -> Sequence[Verdict]:
-    if not episodes:
-        return ()
-
-    async def grade() -> list[Any]:
-        with blaming(VerifierFault, "grading"):
-            return list(await verifier.grade(problem, tuple(episodes)))
-
     try:
         verdicts = await until(time.monotonic() + timeout_s, grade())
     except Fault as fault:
@@ -96,7 +108,6 @@ class GroupStatistics:
     fault_kinds: Mapping[str, int]
     endings: Mapping[str, int]
     tool_calls: Mapping[str, int]
-
     fault_example: str
     """A fault of the kind that took most members; empty without faults."""
 
@@ -112,6 +123,7 @@ def statistics(groups: Sequence[Group]) -> GroupStatistics:
     graded = [v for v in verdicts if v.reward is not None]
     lost = [fault for g in groups for fault in g.faults]
     lost += [v.invalid for v in verdicts if v.invalid is not None]
+    fault_kinds = _counted(map(_kind, lost))
     action_tokens = sum(t.action_tokens for t in trajectories)
     mean, stderr = _clustered_mean([g.rewards for g in groups if g.rewards])
     return GroupStatistics(
@@ -124,8 +136,8 @@ def statistics(groups: Sequence[Group]) -> GroupStatistics:
         observation_tokens=sum(len(t.token_ids) for t in trajectories) - action_tokens,
         turns=sum(len(t.turns) for t in trajectories) / len(trajectories) if trajectories else 0.0,
         faults=len(lost),
-        fault_kinds=_counted(fault.partition(":")[0] for fault in lost),
-        fault_example=_commonest(lost),
+        fault_kinds=fault_kinds,
+        fault_example=max(lost, key=lambda f: fault_kinds[_kind(f)], default="")[:_EXAMPLE],
         endings=_counted(t.ending.value for t in trajectories),
         tool_calls=_counted(event.status for t in trajectories for event in t.events),
     )
@@ -146,10 +158,8 @@ def _clustered_mean(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
     return mean, sqrt(squares * many / (many - 1)) / size
 
 
-def _commonest(faults: Sequence[str]) -> str:
-    """The first of the kind that is there most often, cut to a line's length."""
-    kinds = [fault.partition(":")[0] for fault in faults]
-    return max(faults, key=lambda f: kinds.count(f.partition(":")[0]), default="")[:300]
+def _kind(fault: str) -> str:
+    return fault.partition(":")[0]
 
 
 def _counted(names: Any) -> dict[str, int]:

@@ -1,8 +1,10 @@
 """Where the numbers of a run go: metrics.jsonl, TensorBoard and, if asked for, a service."""
 
 import json
+import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ def open_metrics(folder: Path, *, from_step: int, tracker: str) -> Generator[Sin
     ):
 
         def write(row: Mapping[str, Any]) -> None:
-            lines.write(json.dumps(row) + "\n")
+            lines.write(as_line(row) + "\n")
             lines.flush()
             numbers = _flat(row)
             event(numbers, row["step"])
@@ -39,11 +41,22 @@ def open_metrics(folder: Path, *, from_step: int, tracker: str) -> Generator[Sin
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; lines that are cut or make no sense are left out."""
-    if not path.is_file():
-        return []
+    """The rows of a metrics file; lines that are cut or make no sense are left out.
+
+    Raises OSError for a file that is there but can't be read.
+    """
+    return [row for row in read_lines(path) if row is not None] if path.exists() else []
+
+
+def read_lines(path: Path) -> list[dict[str, Any] | None]:
+    """The row of each line of a metrics file, None where it makes no sense. Raises OSError."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [row for line in lines if (row := _row(line)) is not None]
+    return [_row(line) for line in lines]
+
+
+def as_line(row: Mapping[str, Any]) -> str:
+    """A row as one line of JSON that any reader takes: a number that is not finite is null."""
+    return json.dumps(_finite(row), allow_nan=False)
 
 
 def _row(line: str) -> dict[str, Any] | None:
@@ -52,14 +65,23 @@ def _row(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     known = isinstance(row, dict) and row.get("kind") in ("step", "eval")
-    return row if known and isinstance(row.get("step"), int) else None
+    step: Any = row.get("step") if known else None
+    return row if type(step) is int and step >= 0 else None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _keep_before(path: Path, step: int) -> None:
     """A step row is of the step it took; an evaluation row of the step it followed."""
     rows = [r for r in read_metrics(path) if r["step"] < step + (r["kind"] == "eval")]
     with whole_file(path) as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+        file.write("".join(as_line(row) + "\n" for row in rows).encode())
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, float]:
@@ -89,7 +111,7 @@ def _events(folder: Path) -> Generator[Callable[[Mapping[str, float], int], None
 
 @contextmanager
 def _service(tracker: str, folder: Path) -> Generator[Callable[[Mapping[str, float], int], None]]:
-    """wandb and trackio share one interface."""
+    """wandb and trackio share one interface. What they say is no result: it goes to stderr."""
     if tracker == "none":
         yield lambda numbers, step: None
         return
@@ -100,8 +122,10 @@ def _service(tracker: str, folder: Path) -> Generator[Callable[[Mapping[str, flo
             f"run.tracker is {tracker}, which is not installed: pip install 'agentrl[{tracker}]'"
         ) from None
     place = {"dir": str(folder)} if tracker == "wandb" else {}
-    service.init(project="agentrl", name=folder.name, **place)
+    with redirect_stdout(sys.stderr):
+        service.init(project="agentrl", name=folder.name, **place)
     try:
         yield lambda numbers, step: service.log(dict(numbers), step=step)
     finally:
-        service.finish()
+        with redirect_stdout(sys.stderr):
+            service.finish()

@@ -88,22 +88,63 @@ def load_policy(
         )
         built: Any = model
         return built.to(device=device, dtype=dtype), tokenizer
+    tokenizer = load_tokenizer(section.path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(section.path)
         loaded: Any = AutoModelForCausalLM.from_pretrained(section.path, dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
-        kind = "folder" if Path(section.path).exists() else "model"
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"model.path: no usable {kind} {section.path}: {reason}") from None
-    return loaded.to(device), tokenizer
+        return loaded.to(device), tokenizer
+    except Exception as error:  # foreign files make the libraries raise anything at all
+        raise _unusable(section.path, error) from error
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or hub name, or of "tiny". Raises ConfigError in one line."""
+    if path == "tiny":
+        return tiny_tokenizer()
+    if _is_local(path) and not Path(path).exists():
+        raise ConfigError(
+            f"model.path: there is no folder {path}; `agentrl list models` shows what there is"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except Exception as error:  # as above
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: str, error: Exception) -> ConfigError:
+    folder = Path(path)
+    if folder.is_dir():
+        known = (folder / "config.json").exists()
+        reason = _reason(error) if known else "it has no config.json"
+        return ConfigError(f"model.path: no usable model in {path}: {reason}")
+    if folder.exists():
+        return ConfigError(f"model.path: {path} is a file: name the model's folder")
+    return ConfigError(
+        f"model.path: there is no folder {path}, and no model of this name can be had "
+        f"({_reason(error)})"
+    )
+
+
+def _is_local(path: str) -> bool:
+    """Whether it can only be a folder: a hub is not asked for models/x, which may take minutes."""
+    first = Path(path).parts[:1]
+    many = len(Path(path).parts) > 2 or path.startswith((".", "/", "~"))
+    return many or first == ("models",) or (len(Path(path).parts) == 2 and Path(*first).is_dir())
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _device(name: str) -> torch.device:
+    """The device of this name, tried by a number that goes there and back."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(name)
-    except RuntimeError:
+        device = torch.device(name)
+        torch.ones(1).to(device).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"model.device: {name!r} is no torch device; try cpu, cuda or auto"
+            f"model.device: {name!r} can't be used; try cpu, cuda or auto ({reason})"
         ) from None
+    return device

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError, validate_call
 from pydantic.errors import PydanticUserError
 
 from agentrl.errors import ConfigError, PluginError
-from agentrl.protocols import EngineClass, EnvironmentClass, SandboxProvider, Split
+from agentrl.protocols import EngineClass, EnvironmentClass, SandboxProvider, Split, Tool
 from agentrl.types import Problem
 
 Kind = Literal["environment", "sandbox", "engine"]
@@ -66,7 +66,21 @@ def find_environment(reference: str) -> EnvironmentClass:
         raise PluginError(f"environment {reference} has no {' and no '.join(missing)}")
     if not _takes_a_sandbox(found):
         raise PluginError(f"environment {reference}: it must be callable as Class(sandbox=…)")
+    odd = [name for name, script in found.scripts.items() if not callable(script)]
+    if odd:
+        raise PluginError(f"environment {reference}: script {odd[0]} is not a function")
     return found
+
+
+def tools_of(environment: EnvironmentClass) -> Sequence[Tool]:
+    """The tools of an environment, from an object of it without a sandbox. Raises PluginError."""
+    try:
+        return tuple(environment(sandbox=None).tools)
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {_one_line(error)}{_where(error)}"
+        raise PluginError(f"the environment can't be made without a sandbox: {reason}") from error
 
 
 def find_sandbox(name: str) -> type[SandboxProvider]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from agentrl.lesson import Lesson
 from agentrl.types import (
     ActionTokens,
     Episode,
@@ -177,8 +178,13 @@ class SandboxProvider(Protocol):
 class Verifier(Protocol):
     """Grades a whole group, so that pairwise graders fit."""
 
-    async def grade(self, problem: Problem, episodes: Sequence[Episode]) -> Sequence[Verdict]:
-        """One verdict for each episode, in order. Runs after the agent's sandbox is closed."""
+    async def grade(
+        self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+    ) -> Sequence[Verdict]:
+        """One verdict for each episode, in order. Runs after the agent's sandbox is closed.
+
+        `sandboxes` opens fresh ones, to run what an episode left; None unless `problem.grading`.
+        """
         ...
 
 
@@ -236,10 +242,16 @@ class WeightSync(Protocol):
 
 
 class TrajectoryStore(Protocol):
-    """Where groups are kept, before the learner sees them."""
+    """Where groups are kept before the learner sees them, and later what it made of them."""
 
     def append(self, groups: Sequence[Group], *, version: int) -> None:
         """Write the groups of one step, whole or not at all."""
+        ...
+
+    def append_lessons(
+        self, lessons: Sequence[Lesson], stats: Mapping[str, float], *, version: int
+    ) -> None:
+        """Write, after step `version`, what the learner made of its groups, and its statistics."""
         ...
 
     def read(self, *, version: int | None = None) -> Iterator[Group]:

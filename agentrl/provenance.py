@@ -4,9 +4,15 @@ import hashlib
 import json
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from agentrl.atomic import whole_file
+from agentrl.config import RunConfig, dump_config
+from agentrl.protocols import SandboxProvider
+from agentrl.rollout import Stage
 
 PACKAGES = ("agentrl", "torch", "transformers", "tokenizers", "numpy", "gymnasium", "vllm")
 
@@ -16,8 +22,48 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_provenance(folder: Path, *, facts: dict[str, Any]) -> None:
-    """Write provenance.json: code revision, package versions, machine, and the given facts."""
+def vocabulary_digest(tokenizer: Any) -> str:
+    """The hash of a tokenizer's vocabulary: every text with its id."""
+    return digest(repr(sorted(tokenizer.get_vocab().items())))
+
+
+def record_run(
+    config: RunConfig, tokenizer: Any, stage: Stage, sandbox: Mapping[str, str]
+) -> dict[str, str]:
+    """Write config.yaml and provenance.json; returns what the run's trajectories carry of them.
+
+    That is enough to replay a file of trajectories far from its run.
+    """
+    folder = config.run.dir
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole_file(folder / "config.yaml") as file:
+        file.write(dump_config(config).encode())
+    renderer: Any = stage.renderer
+    facts = {
+        "tokenizer_sha256": vocabulary_digest(tokenizer),
+        "template_sha256": digest(renderer.template),
+        "sandbox": json.dumps(sandbox),
+    }
+    versions = write_provenance(folder, facts={**facts, "sandbox": sandbox})
+    return {
+        **facts,
+        "config": config.model_dump_json(),
+        "versions": json.dumps({name: versions[name] for name in ("git", "python", "packages")}),
+    }
+
+
+def sandbox_facts(sandboxes: SandboxProvider | None) -> dict[str, str]:
+    """What a backend says of itself: isolation, version, image digest. Asks it: once a run."""
+    if sandboxes is None:
+        return {}
+    return {"isolation": sandboxes.isolation, **sandboxes.describe()}
+
+
+def write_provenance(folder: Path, *, facts: dict[str, Any]) -> dict[str, Any]:
+    """Write provenance.json: code revision, package versions, machine, and the given facts.
+
+    Returns what was written.
+    """
     record = {
         "git": _git_revision(),
         "python": platform.python_version(),
@@ -25,7 +71,9 @@ def write_provenance(folder: Path, *, facts: dict[str, Any]) -> None:
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         **facts,
     }
-    (folder / "provenance.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    with whole_file(folder / "provenance.json") as file:
+        file.write(f"{json.dumps(record, indent=2)}\n".encode())
+    return record
 
 
 def _version(package: str) -> str | None:

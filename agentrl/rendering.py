@@ -183,7 +183,8 @@ def make_renderer(
 ) -> ChatTemplateRenderer:
     """The renderer of a tokenizer; `auto` takes the tool format from its template.
 
-    Raises ConfigError for an unknown format or a tokenizer without an end token.
+    Raises ConfigError for an unknown format, a template that does not work, or a tokenizer without
+    an end token.
     """
     if tokenizer.eos_token_id is None:
         raise ConfigError("the tokenizer has no eos_token, so no action could ever end")
@@ -192,9 +193,13 @@ def make_renderer(
         name = format_of_template(tokenizer.chat_template or "")
     if name != "tags" and name not in FORMATS:
         raise ConfigError(f"model.tool_format: unknown {name!r}; known: tags, {', '.join(FORMATS)}")
-    return ChatTemplateRenderer(
-        tokenizer, format=tool_format(name, tool_names), stop_ids=_stop_ids(tokenizer)
-    )
+    try:
+        return ChatTemplateRenderer(
+            tokenizer, format=tool_format(name, tool_names), stop_ids=_stop_ids(tokenizer)
+        )
+    except TemplateError as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ConfigError(f"the chat template fails on a single user message: {reason}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +295,7 @@ def _thinking(text: str, *, open: bool) -> tuple[str, str]:
     lone = text.find("</think>")
     begun = text.find("<think>")
     if open or (lone >= 0 and not 0 <= begun < lone):
-        text = text if begun == 0 or text.lstrip().startswith("<think>") else f"<think>{text}"
+        text = text if text.lstrip().startswith("<think>") else f"<think>{text}"
     thoughts = [match[1].strip() for match in _THOUGHT.finditer(text)]
     return "\n".join(thought for thought in thoughts if thought), _THOUGHT.sub("", text)
 

@@ -89,6 +89,8 @@ def record(value: Any) -> Any:
         return {field.name: record(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
     if isinstance(value, Mapping):
         return {str(name): record(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

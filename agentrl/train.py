@@ -22,6 +22,7 @@ from agentrl.grading import GroupStatistics, statistics
 from agentrl.learning.advantage import has_signal
 from agentrl.learning.batch import collate
 from agentrl.learning.earlier import earlier_groups
+from agentrl.learning.lessons import lessons
 from agentrl.protocols import Learner, Reporter, TrajectoryStore, WeightSync
 from agentrl.rollout import Stage, run_group
 from agentrl.types import Group, Problem
@@ -114,6 +115,7 @@ async def step(run: Run, queue: "GroupQueue") -> None:
     async with run.stage.engine.released() if run.pace.max_lag == 0 else nullcontext():
         stats = await in_thread(learn)
     clock.lap("update_s")
+    run.store.append_lessons(lessons(taken, run.algorithm), stats, version=trained_version)
     await run.weights.publish(learner)
     clock.lap("publish_s")
 

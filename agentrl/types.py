@@ -5,9 +5,11 @@ has the length of its ids; masks, versions and concatenations are computed from 
 never stored beside them.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import blake2b
 from math import isfinite
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -135,7 +137,8 @@ class Turn:
     """One observation and the action that answered it: only what this turn *added*.
 
     `message` is the parsed action, `reply` what the environment said to it, `reward` the
-    environment's step reward (recorded; the learner only ever sees verdicts).
+    environment's step reward (recorded; the learner only ever sees verdicts). `seen` is the digest
+    of all ids that were before the action's writer (`digest_of_ids`); "" if nobody took it.
     """
 
     observation: ObservationTokens
@@ -143,6 +146,7 @@ class Turn:
     message: Message
     reply: Messages = ()
     reward: float = 0.0
+    seen: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,10 +304,19 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A task with its private half. `reference` reaches the verifier only; its repr is hidden."""
+    """A task with its private half. `reference` reaches the verifier only; its repr is hidden.
+
+    `grading` is the sandbox that the verifier runs code in; None if it runs none.
+    """
 
     task: Task
     reference: Any = field(default=None, repr=False)
+    grading: SandboxSpec | None = None
+
+    @property
+    def needs_sandboxes(self) -> bool:
+        """Whether an episode of it, or its grading, opens a sandbox."""
+        return self.task.sandbox is not None or self.grading is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,15 +359,20 @@ class Verdict:
 class Group:
     """The members of one task instance, with their verdicts, in the same order.
 
-    May be uneven: members lost to infrastructure are only named in `faults`.
+    May be uneven: members lost to infrastructure are only named in `faults`. `task` and each
+    member's `artifacts` are what a replay starts from; None and () if nobody kept them.
     """
 
     task_id: str
     trajectories: tuple[Trajectory, ...]
     verdicts: tuple[Verdict, ...]
     faults: tuple[str, ...] = ()
+    task: Task | None = None
+    artifacts: tuple[Mapping[str, bytes], ...] = ()
 
     def __post_init__(self) -> None:
+        if self.artifacts and len(self.artifacts) != len(self.trajectories):
+            raise ValueError(f"group {self.task_id}: artifacts are not one for each trajectory")
         if len(self.trajectories) != len(self.verdicts):
             raise ValueError(
                 f"group {self.task_id}: {len(self.trajectories)} trajectories, "
@@ -408,6 +426,11 @@ class Sampling:
             raise ValueError("temperature must be finite and at least 0")
         if not 0 < self.top_p <= 1 or self.top_k < 0:
             raise ValueError("top_p must be in (0, 1] and top_k at least 0 (0: off)")
+
+
+def digest_of_ids(token_ids: Iterable[int]) -> str:
+    """16 hex digits that stand for a sequence of ids (64 bits of BLAKE2b over int64)."""
+    return blake2b(array("q", token_ids).tobytes(), digest_size=8).hexdigest()
 
 
 def user(content: str) -> Message:

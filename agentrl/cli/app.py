@@ -2,7 +2,7 @@
 
 import typer
 
-from agentrl.cli import checks, inspection, workshop
+from agentrl.cli import checks, inspection, replay, workshop
 from agentrl.cli.options import (
     Json,
     Model,
@@ -12,6 +12,7 @@ from agentrl.cli.options import (
     SplitOption,
     config_of,
     echo_json,
+    say,
     split_of,
 )
 
@@ -33,7 +34,11 @@ def train(
     quiet: Quiet = False,
     json_: Json = False,
 ) -> None:
-    """Train a policy (with its warm start, if configured), or go on with a run."""
+    """Train a policy, or go on with a run.
+
+    Takes the warm start first if the configuration has one. Ctrl-C and SIGTERM leave a whole
+    checkpoint, from which the same command goes on.
+    """
     from agentrl.cli.display import reporter_for
 
     config = config_of(source, set_)
@@ -52,7 +57,10 @@ def sft(
     quiet: Quiet = False,
     json_: Json = False,
 ) -> None:
-    """Fit a policy to the traces of scripted policies: the warm start alone."""
+    """Fit a policy to traces of scripted policies.
+
+    This is the warm start of `train`, alone.
+    """
     from agentrl.cli.display import reporter_for
 
     config = config_of(source, set_)
@@ -60,10 +68,7 @@ def sft(
         from agentrl import build
 
         folder = build.warm_start(config, reporter=reporter, force=force)
-    if json_:
-        echo_json({"model": str(folder)})
-    else:
-        typer.echo(str(folder))
+    say({"model": str(folder)}, str(folder), as_json=json_)
 
 
 @app.command("eval")
@@ -153,4 +158,5 @@ def rollout(
 
 inspection.register(app)
 workshop.register(app)
+replay.register(app)
 app.add_typer(checks.app, name="check")

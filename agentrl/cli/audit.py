@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agentrl.config import RunConfig, load_config
 from agentrl.errors import ConfigError, RecordError
+from agentrl.metrics import read_lines
 from agentrl.store import ParquetStore
 from agentrl.types import Ending, Group, Trajectory
 
@@ -55,21 +56,16 @@ def _provenance(path: Path, audit: Audit) -> None:
 def _metrics(path: Path, audit: Audit) -> set[int]:
     """The steps that have a line of metrics. Only the last line may be cut."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        rows = read_lines(path)
     except OSError as error:
         audit.problems.append(f"{path}: {error.strerror}")
         return set()
-    steps: list[int] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            if row["kind"] == "step":
-                steps.append(int(row["step"]))
-        except (ValueError, KeyError, TypeError):
-            if number == len(lines):
-                audit.notes.append(f"{path}: the last line is cut")
-            else:
-                audit.problems.append(f"{path}: line {number} is no line of metrics")
+    for number, row in enumerate(rows, start=1):
+        if row is None and number == len(rows):
+            audit.notes.append(f"{path}: the last line is cut")
+        elif row is None:
+            audit.problems.append(f"{path}: line {number} is no line of metrics")
+    steps = [row["step"] for row in rows if row is not None and row["kind"] == "step"]
     if steps != sorted(set(steps)):
         audit.problems.append(f"{path}: steps are repeated or out of order")
     return set(steps)
@@ -93,6 +89,8 @@ def _trajectories(folder: Path, config: RunConfig | None, audit: Audit) -> set[i
                     f"step {step}, task {group.task_id}: {what}"
                     for what in _broken(group, step, config, seen)
                 ]
+            if store.lessons_path(step).exists():
+                store.lessons(step)
         except RecordError as error:
             audit.problems.append(str(error))
         else:

@@ -2,17 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from agentrl.cli.options import Json, RunFolder, Set, echo_json, existing_run
-from agentrl.errors import ConfigError
 from agentrl.show import printable
-
-if TYPE_CHECKING:
-    from agentrl.config import ModelSection
 
 app = typer.Typer(help="Check a run, a chat template or an environment.", rich_markup_mode=None)
 
@@ -37,11 +31,12 @@ def template(
 ) -> None:
     """Whether a model's chat template can carry a conversation with tools."""
     from agentrl.config import load_config
+    from agentrl.models import load_tokenizer
     from agentrl.rendering import check_template, make_renderer
 
     section = load_config(None, set_ or []).model
     renderer = make_renderer(
-        _tokenizer(section, name), tool_format_name=section.tool_format, tool_names=["python"]
+        load_tokenizer(name), tool_format_name=section.tool_format, tool_names=["python"]
     )
     findings = check_template(renderer)
     fatal = [finding.what for finding in findings if finding.level == "fatal"]
@@ -68,7 +63,7 @@ def env(
     config = load_config(None, set_ or [])
     environment = find_environment(name)
     options = config.environment.options
-    needed = any(p.task.sandbox for p in problems_of(environment, "train", options, sample))
+    needed = any(p.needs_sandboxes for p in problems_of(environment, "train", options, sample))
     backend = open_sandboxes(config.sandbox.name, config.sandbox.options) if needed else None
     findings = asyncio.run(
         check_environment(
@@ -77,22 +72,6 @@ def env(
     )
     problems = [f"{finding.rule}: {finding.seen}" for finding in findings]
     _report(f"environment {name}, {len(RULES)} rules", problems, (), as_json=json_)
-
-
-def _tokenizer(section: "ModelSection", name: str) -> object:
-    if name == "tiny":
-        from agentrl.models import tiny_tokenizer
-
-        return tiny_tokenizer()
-    if Path(name).is_file():
-        raise ConfigError(f"{name} is a file: name the model's folder, so its tokens are known")
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # foreign files raise anything at all
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{name} holds no usable tokenizer: {reason}") from None
 
 
 def _report(what: str, problems: Sequence[str], notes: Sequence[str], *, as_json: bool) -> None:

@@ -1,13 +1,11 @@
 """Who is told how long work goes: a live bar, nobody, or a reader of JSON lines."""
 
-import json
-import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from agentrl.metrics import as_line
 from agentrl.show import printable
 
 if TYPE_CHECKING:
@@ -43,7 +41,10 @@ def reporter_for(*, quiet: bool, as_json: bool) -> "Generator[Reporter]":
             TimeRemainingColumn(),
         )
         console = Console(stderr=True, highlight=False)
-        with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
+        # Without a terminal there is no bar to draw, only lines: a bar would leave an empty one.
+        with Progress(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        ) as progress:
             yield LiveReporter(progress)
 
 
@@ -68,11 +69,11 @@ class JsonReporter(QuietReporter):
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """One line."""
-        print(json.dumps(_finite(row)), flush=True)
+        print(as_line(row), flush=True)
 
     def note(self, text: str) -> None:
         """One line of kind "note"."""
-        print(json.dumps({"kind": "note", "text": text}), file=sys.stdout, flush=True)
+        self.metrics({"kind": "note", "text": text})
 
 
 @dataclass(slots=True)
@@ -147,11 +148,3 @@ def figures(row: Mapping[str, Any]) -> str:
     if seconds > 0:
         parts += [f"{value('action_tokens') / seconds:.0f} tok/s", f"{seconds:.1f} s"]
     return "  ".join(parts)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, float) and not isfinite(value):
-        return None
-    return value

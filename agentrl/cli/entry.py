@@ -5,6 +5,7 @@ had to stop (training error, too many faults, or an error of agentrl itself) · 
 whole checkpoint is left).
 """
 
+import errno
 import io
 import os
 import signal
@@ -19,13 +20,16 @@ from agentrl.errors import AgentRLError, Fault, SandboxLost, TrainingError
 from agentrl.show import printable
 
 WRONG, USAGE, STOPPED, INTERRUPTED = 1, 2, 3, 130
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What a full disk says, often without the name of a file."""
 TRACEBACK = "AGENTRL_TRACEBACK"
 """Set this variable to see the traceback of an error."""
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the display is ours
+    for bars in ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):  # the display is ours
+        os.environ.setdefault(bars, "1")
     warnings.showwarning = _warn
     # Schedulers stop a job by SIGTERM: it ends as Ctrl-C ends it, with a whole checkpoint.
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
@@ -37,20 +41,26 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code. Never raises, but for AGENTRL_TRACEBACK."""
-    from agentrl.cli.app import app
-
     try:
+        from agentrl.cli.app import app
+
         code = app(list(arguments) or ["--help"], prog_name="agentrl", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has seen enough. Nothing more may be written, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_stdout()  # the reader has seen enough
         return 0
     except (Exception, BaseExceptionGroup) as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            _close_stdout()
         return _explain(error)
+
+
+def _close_stdout() -> None:
+    """What could not be written must not be tried again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explain(error: BaseException) -> int:
@@ -69,8 +79,8 @@ def _explain(error: BaseException) -> int:
     if isinstance(cause, AgentRLError):
         _say(str(cause))
         return STOPPED if isinstance(cause, TrainingError | Fault | SandboxLost) else USAGE
-    if isinstance(cause, OSError) and cause.filename and cause.strerror:
-        _say(f"{cause.filename}: {cause.strerror}")
+    if isinstance(cause, OSError) and (cause.filename or cause.errno in FULL):
+        _say(f"{cause.filename or 'a file or stdout'}: {cause.strerror}")
         return USAGE
     _say(
         f"agentrl itself failed ({type(cause).__name__}: {cause}); please report it with the "

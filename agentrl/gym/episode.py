@@ -154,7 +154,11 @@ def _as_tuple(messages: Sequence[Message]) -> Messages:
 
 async def _verdict(script: Script, episode: Episode) -> Verdict:
     group = await grade_group(
-        script.problem, [episode], script.environment.verifier, timeout_s=GRADE_TIMEOUT_S
+        script.problem,
+        [episode],
+        script.environment.verifier,
+        sandboxes=script.sandboxes,
+        timeout_s=GRADE_TIMEOUT_S,
     )
     (verdict,) = group.verdicts
     if verdict.invalid is not None:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.gym.space import TextSpace
-from agentrl.protocols import Sandbox, Script, Split, Tool
+from agentrl.protocols import Sandbox, SandboxProvider, Script, Split, Tool
 from agentrl.tools import problem, says_nothing
 from agentrl.tools.thread import ToolThread
 from agentrl.types import Episode, Message, Messages, Problem, Step, Task, Verdict, user
@@ -27,7 +27,9 @@ class ReturnVerifier:
 
     pass_at: float
 
-    async def grade(self, problem: Problem, episodes: Sequence[Episode]) -> Sequence[Verdict]:
+    async def grade(
+        self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+    ) -> Sequence[Verdict]:
         """One verdict an episode."""
         returns = [sum(turn.reward for turn in e.trajectory.turns) for e in episodes]
         return [Verdict(reward=r, passed=r >= self.pass_at) for r in returns]

@@ -71,7 +71,7 @@ class TextEnv(gymnasium.Env[str, str]):
         problem = self._problems[index if not options else self._chosen(options)]
         script = Script(
             environment=self._environment,
-            sandboxes=self._provider() if problem.task.sandbox is not None else None,
+            sandboxes=self._provider() if problem.needs_sandboxes else None,
             problem=problem,
             seed=episode_seed,
             max_turns=self._max_turns,

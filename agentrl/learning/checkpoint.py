@@ -8,7 +8,6 @@ random states), `reference` if that moves, `progress.json` (version, cursor) and
 import hashlib
 import json
 import logging
-import os
 import pickle
 import random
 import shutil
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.atomic import sync_folder
+from agentrl.atomic import OLD, PARTIAL, remove_folder, whole_folder
 from agentrl.errors import RecordError
 from agentrl.learning.learner import PolicyLearner
 
@@ -29,7 +28,6 @@ MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 LEARNER = "learner.pt"
 REFERENCE = "reference"
-_PARTIAL, _OLD = ".partial-", ".old-"
 
 log = logging.getLogger(__name__)
 
@@ -56,27 +54,20 @@ def save_checkpoint(
     """Write `root`/step-NNNNNN, then remove all but the newest `keep`; returns the folder.
 
     A whole checkpoint of this version is left as it is; a damaged one is replaced. However the
-    process dies, every folder with a final name is complete.
+    process dies, every folder with a final name is complete. Raises OSError.
     """
     final = root / f"step-{progress.version:06d}"
     if _damage(final) is not None:
-        partial = root / f"{_PARTIAL}{final.name}-{os.getpid()}"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        learner.model.save_pretrained(partial)
-        if save_tokenizer is not None:
-            save_tokenizer(partial)
-        if learner.moving_reference is not None:
-            learner.moving_reference.save_pretrained(partial / REFERENCE)
-        state = {"optimizer": learner.optimizer.state_dict(), "random": _random_state()}
-        torch.save(state, partial / LEARNER)
-        (partial / PROGRESS).write_text(json.dumps(asdict(progress)), encoding="utf-8")
-        (partial / MANIFEST).write_text(json.dumps(_manifest(partial)), encoding="utf-8")
-        _sync(partial)
-        if final.exists():
-            os.replace(final, root / f"{_OLD}{final.name}-{os.getpid()}")
-        os.replace(partial, final)
-        sync_folder(root)
+        with whole_folder(final) as partial:
+            learner.model.save_pretrained(partial)
+            if save_tokenizer is not None:
+                save_tokenizer(partial)
+            if learner.moving_reference is not None:
+                learner.moving_reference.save_pretrained(partial / REFERENCE)
+            state = {"optimizer": learner.optimizer.state_dict(), "random": _random_state()}
+            torch.save(state, partial / LEARNER)
+            (partial / PROGRESS).write_text(json.dumps(asdict(progress)), encoding="utf-8")
+            (partial / MANIFEST).write_text(json.dumps(_manifest(partial)), encoding="utf-8")
     prune_checkpoints(root, keep)
     return final
 
@@ -111,7 +102,7 @@ def _load_weights(folder: Path, model: PreTrainedModel) -> None:
 
 def latest_checkpoint(root: Path, *, note: Callable[[str], None] = log.warning) -> Path | None:
     """The newest whole checkpoint, every hash checked, or None. `note` hears of skipped ones."""
-    for partial in sorted(root.glob(f"{_PARTIAL}*")):
+    for partial in sorted(root.glob(f"{PARTIAL}*")):
         note(f"{partial}: skipped, a save was interrupted")
     for folder in reversed(_folders(root)):
         damage = _damage(folder, read=True)
@@ -122,17 +113,14 @@ def latest_checkpoint(root: Path, *, note: Callable[[str], None] = log.warning) 
 
 
 def prune_checkpoints(root: Path, keep: int | None) -> None:
-    """Remove what is older than the newest `keep` whole checkpoints (None: nothing), and debris.
-
-    A folder loses its final name before its files.
-    """
+    """Remove what is older than the newest `keep` whole checkpoints (None: nothing), and debris."""
     whole = [folder for folder in _folders(root) if _damage(folder) is None]
     if keep is not None and len(whole) > keep:
         oldest_kept = whole[-keep] if keep else None
         for folder in _folders(root):
             if oldest_kept is None or folder.name < oldest_kept.name:
-                os.replace(folder, root / f"{_OLD}{folder.name}-{os.getpid()}")
-    for debris in (*root.glob(f"{_OLD}*"), *root.glob(f"{_PARTIAL}*")):
+                remove_folder(folder)
+    for debris in (*root.glob(f"{OLD}*"), *root.glob(f"{PARTIAL}*")):
         shutil.rmtree(debris, ignore_errors=True)
 
 
@@ -191,13 +179,3 @@ def _restore_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
         torch.cuda.set_rng_state_all(state["cuda"])
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            sync_folder(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    sync_folder(folder)

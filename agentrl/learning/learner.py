@@ -122,6 +122,27 @@ class PolicyLearner:
         if self.reference is not None and every and self.version and not self.version % every:
             self.reference.load_state_dict(self.model.state_dict())
 
+    def pulls(self, batch: Batch) -> Tensor:
+        """d loss / d logprob of each token at the weights as they are, fp32 [T]; nothing moves.
+
+        0 where nothing is trained, where the advantage is 0 and where the clip stops the gradient.
+        With several minibatches it is what one over the whole batch would give.
+        """
+        out = torch.zeros_like(batch.advantages)
+        if not batch.action_mask.any():
+            return out
+        known, weights = self._know(batch), self._weights(batch)
+        for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
+            part, columns = batch.select(rows), batch.columns(rows)
+            if part.action_mask.any():
+                with torch.no_grad():
+                    scores = self._scores(part, _at(known, columns), weights[columns])
+                scores = replace(scores, logprobs=scores.logprobs.detach().requires_grad_())
+                loss = policy_loss(scores, self._algorithm).loss
+                (pull,) = torch.autograd.grad(loss, scores.logprobs)
+                out[columns[part.action_mask]] = pull.cpu()
+        return out
+
     def _know(self, batch: Batch) -> _Known:
         algorithm, mask = self._algorithm, batch.action_mask
         if needs_behavior(algorithm) and batch.behavior_logprobs[mask].isnan().any():
@@ -191,11 +212,7 @@ class PolicyLearner:
 
     def _step(self, batch: Batch, known: _Known) -> Mapping[str, float]:
         """One optimiser step: gradients of micro-batches add up, weights come from all of it."""
-        weights = torch.zeros_like(batch.advantages)
-        mask = batch.action_mask
-        weights[mask] = token_weights(
-            batch.rows[mask], batch.groups[batch.rows[mask]], self._algorithm
-        )
+        weights = self._weights(batch)
         done: list[tuple[Scores, TokenLoss]] = []
         for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
             part, columns = batch.select(rows), batch.columns(rows)
@@ -207,6 +224,14 @@ class PolicyLearner:
         losses = torch.stack([token_loss.loss.detach() for _, token_loss in done])
         loss = float(losses.sum())
         return {**statistics(done), "loss": loss, "grad_norm": self._apply(loss), "lr": self._lr}
+
+    def _weights(self, batch: Batch) -> Tensor:
+        """What each token counts, fp32 [T]."""
+        weights, mask = torch.zeros_like(batch.advantages), batch.action_mask
+        weights[mask] = token_weights(
+            batch.rows[mask], batch.groups[batch.rows[mask]], self._algorithm
+        )
+        return weights
 
     def _scores(self, part: Batch, known: _Known, weights: Tensor) -> Scores:
         policy, mask = self._forward(self.model, part), part.action_mask

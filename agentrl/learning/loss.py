@@ -190,7 +190,7 @@ def mismatch_weight(
 
 
 def beyond_gate(scores: Scores, algorithm: AlgorithmConfig) -> Tensor:
-    """Tokens with A < 0 in a trajectory whose mean log(engine / policy) is above the gate, bool [N].
+    """Which tokens have A < 0 and a trajectory with mean log(engine / policy) above it, bool [N].
 
     Bad samples that the policy has come to find unlikely teach noise; good ones may be as far away
     (2512.02556). A mean over the trajectory, so one bound fits all lengths.

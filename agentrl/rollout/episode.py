@@ -1,7 +1,7 @@
 """One episode while it runs: its turns, its record, its clock."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -23,6 +23,7 @@ from agentrl.types import (
     ToolEvent,
     Trajectory,
     Turn,
+    digest_of_ids,
 )
 
 PLAY_SHARE = 0.9
@@ -131,7 +132,8 @@ class LiveEpisode:
             return Ending.OUT_OF_TOKENS
         sampling = self._sampling(min(room, limits.max_action_tokens))
         with self.seconds.measure("sample_s"):
-            action = await self.actor.act((*self.token_ids, *observation), sampling, reply)
+            before = (*self.token_ids, *observation)
+            action = await self.actor.act(before, sampling, reply)
         self._check_time()
         if action is None:
             return Ending.OUT_OF_TURNS
@@ -141,6 +143,7 @@ class LiveEpisode:
                 observation=ObservationTokens(token_ids=observation),
                 action=action,
                 message=self.stage.renderer.parse(action.token_ids),
+                seen=digest_of_ids(before),
             )
         )
         if action.finish == "stop":
@@ -169,9 +172,13 @@ class LiveEpisode:
             # Before the tool's own clock starts: opening is not the agent's time.
             with self.seconds.measure("open_s"):
                 await self.sandbox.opened()
+        commands = len(self.sandbox.exit_codes) if self.sandbox else 0
         with self.seconds.measure("tools_s"), blaming(EnvironmentFault, "step", but=_LOST):
             step = await environment.step(last.message)
         self._check_time()
+        if self.sandbox is not None:
+            exits = self.sandbox.exit_codes[commands:]
+            step = replace(step, events=tuple(_with_exits(step.events, exits)))
         self.turns[-1] = replace(last, reply=tuple(step.observation), reward=step.reward)
         self.events += step.events
         return step
@@ -203,6 +210,17 @@ class LiveEpisode:
                 replace(event, cut=True) if event.call_id in cut else event for event in step.events
             ]
         return ids, shown
+
+
+def _with_exits(
+    events: Sequence[ToolEvent], exit_codes: Sequence[int | None]
+) -> Iterator[ToolEvent]:
+    """The events with their exit codes, where each call that reached a tool ran one command."""
+    ran = [event for event in events if event.status in ("ok", "error", "timeout")]
+    codes = iter(exit_codes if len(exit_codes) == len(ran) else ())
+    for event in events:
+        known = event.exit_code is not None or event not in ran
+        yield event if known else replace(event, exit_code=next(codes, None))
 
 
 def sampling_seed(seed: int, member: int, turn: int) -> int:

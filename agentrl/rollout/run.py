@@ -20,7 +20,7 @@ from agentrl.errors import (
 from agentrl.grading import Outcome, grade_group
 from agentrl.guard import blaming, until
 from agentrl.protocols import Environment, Script, Writer
-from agentrl.rollout.actor import PolicyActor, ScriptActor
+from agentrl.rollout.actor import Actor, PolicyActor, ScriptActor
 from agentrl.rollout.episode import PLAY_SHARE, LiveEpisode, episode_id
 from agentrl.rollout.stage import Stage
 from agentrl.types import Ending, Episode, Group, Problem, Task, Trajectory
@@ -30,9 +30,10 @@ async def run_group(stage: Stage, problem: Problem, *, size: int, seed: int) -> 
     """Run `size` episodes of one problem side by side, then grade them together.
 
     All members start from the same reset (`seed`); their sampling seeds differ. Members lost to
-    faults are named in the group. Raises ConfigError if the task needs a sandbox and there is none.
+    faults are named in the group. Raises ConfigError if the problem needs sandboxes and there are
+    none.
     """
-    _need_sandboxes(stage, problem.task)
+    _check_sandboxes(stage, problem.task, needed=problem.needs_sandboxes)
 
     async def outcome(member: int) -> Outcome:
         try:
@@ -46,6 +47,7 @@ async def run_group(stage: Stage, problem: Problem, *, size: int, seed: int) -> 
         problem,
         [task.result() for task in running],
         stage.environment.verifier,
+        sandboxes=stage.sandboxes,
         timeout_s=stage.limits.grade_timeout_s,
     )
 
@@ -57,7 +59,12 @@ async def run_episode(stage: Stage, task: Task, *, member: int, seed: int) -> Ep
     the task needs a sandbox and there is none.
     """
     policy = PolicyActor(stage.engine, session=episode_id(task, seed, member))
-    return await _live(LiveEpisode(stage, task, policy, member=member, seed=seed))
+    return await run_actor(stage, task, policy, member=member, seed=seed)
+
+
+async def run_actor(stage: Stage, task: Task, actor: Actor, *, member: int, seed: int) -> Episode:
+    """Run one episode whose actions `actor` writes. Raises what `run_episode` does."""
+    return await _live(LiveEpisode(stage, task, actor, member=member, seed=seed))
 
 
 async def run_script(
@@ -81,7 +88,7 @@ async def run_script(
 
 async def _live(episode: LiveEpisode) -> Episode:
     """Play, take the artifacts, close the sandbox: in this order, whatever happens."""
-    _need_sandboxes(episode.stage, episode.task)
+    _check_sandboxes(episode.stage, episode.task, needed=episode.task.sandbox is not None)
     try:
         with blaming(EnvironmentFault, "making the environment"):
             environment = episode.stage.environment(sandbox=episode.sandbox)
@@ -140,6 +147,6 @@ def _blame_an_unopened_sandbox(episode: LiveEpisode) -> None:
         raise SandboxFault(f"the sandbox did not open within {limit_s:g} s") from None
 
 
-def _need_sandboxes(stage: Stage, task: Task) -> None:
-    if task.sandbox is not None and stage.sandboxes is None:
+def _check_sandboxes(stage: Stage, task: Task, *, needed: bool) -> None:
+    if needed and stage.sandboxes is None:
         raise ConfigError(f"task {task.id} needs a sandbox: set sandbox.name to a backend")

@@ -13,12 +13,13 @@ class SandboxOnDemand:
     """A sandbox that costs nothing until it is used: many episodes never call a tool.
 
     One task enters and leaves the provider's session, however many tasks wait for it, so a tool
-    that runs out of time does not break the opening for the next one. Raises SandboxFault when
-    the sandbox can't be opened or closed.
+    that runs out of time does not break the opening for the next one. `exit_codes` has what each
+    command came to, in order. Raises SandboxFault when the sandbox can't be opened or closed.
     """
 
     def __init__(self, provider: SandboxProvider, spec: SandboxSpec) -> None:
         self._provider, self._spec = provider, spec
+        self.exit_codes: list[int | None] = []
         self._done = asyncio.Event()
         self._opened: asyncio.Future[Sandbox] | None = None
         self._holder: asyncio.Task[None] | None = None
@@ -62,7 +63,9 @@ class SandboxOnDemand:
     ) -> ExecResult:
         """See `protocols.Sandbox`."""
         sandbox = await self.opened()
-        return await sandbox.exec(argv, stdin=stdin, timeout_s=timeout_s, user=user)
+        done = await sandbox.exec(argv, stdin=stdin, timeout_s=timeout_s, user=user)
+        self.exit_codes.append(done.exit_code)
+        return done
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """See `protocols.Sandbox`."""

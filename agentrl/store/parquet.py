@@ -1,4 +1,4 @@
-"""The store itself: a folder with one Parquet file for each step."""
+"""The store itself: a folder with one Parquet file for each step, and one of its lessons."""
 
 import os
 import re
@@ -13,11 +13,15 @@ import pyarrow.parquet as pq
 
 from agentrl.atomic import HALF_WRITTEN, whole_file
 from agentrl.errors import RecordError
-from agentrl.store.redaction import cleaner, secret_values
-from agentrl.store.schema import COLUMNS, VERSION, decode, encode
+from agentrl.lesson import Lesson
+from agentrl.store.footer import SEAL, UNSEALED, is_sealed, seal
+from agentrl.store.lessons import read_lessons, write_lessons
+from agentrl.store.redaction import Decode, Redactor, secret_values
+from agentrl.store.schema import COLUMNS, READABLE, VERSION, decode, encode
 from agentrl.types import Group
 
 _STEP_FILE = re.compile(r"step-(\d{8,})\.parquet")
+_LESSONS_FILE = re.compile(r"lessons-(\d{8,})\.parquet")
 _SCHEMA_KEY = "agentrl_schema"
 _READ_ROWS = 16
 _WRITE_TOKENS = 1 << 20
@@ -28,13 +32,15 @@ class ParquetStore:
     """A TrajectoryStore in `folder`: `step-00000012.parquet` has the groups sampled for step 12.
 
     A file appears whole (temporary file, fsync, rename) and replaces an earlier one of its step.
-    `metadata` goes into every file: what the ids can't say, such as hashes of tokenizer and
-    template. `secrets` never appear in a text (default: what looks like one in the environment).
-    Logprobs are kept as float32, all other numbers exactly.
+    `lessons-00000012.parquet` has what the learner made of them. `metadata` goes into every step
+    file: what the ids can't say, such as the configuration and the hashes of tokenizer and
+    template. `secrets` never appear in a text or a file (default: what looks like one in the
+    environment), nor in what `decode`, if given, makes of the ids. Logprobs are kept as float32,
+    all other numbers exactly.
 
     Reading one step raises RecordError, which names the file, if it is missing, cut, foreign or of
-    another schema. Reading all skips such files, and what a dead writer left, with a warning that
-    names them.
+    a schema that this version doesn't know; older schemas are migrated. Reading all skips such
+    files, and what a dead writer left, with a warning that names them.
     """
 
     def __init__(
@@ -43,28 +49,43 @@ class ParquetStore:
         *,
         metadata: Mapping[str, str] | None = None,
         secrets: Sequence[str] | None = None,
+        decode: Decode | None = None,
     ) -> None:
         self._folder = folder
-        self._clean = cleaner(secret_values(os.environ) if secrets is None else secrets)
-        facts = {**(metadata or {}), _SCHEMA_KEY: VERSION}
-        self._metadata = {self._clean(name): self._clean(fact) for name, fact in facts.items()}
+        found = secret_values(os.environ) if secrets is None else secrets
+        self._redactor = Redactor(found, decode=decode)
+        self._metadata = metadata or {}
 
     def append(self, groups: Sequence[Group], *, version: int) -> None:
         """Write the groups of step `version`, whole or not at all. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        schema = COLUMNS.with_metadata(self._metadata)
-        with whole_file(self._path(version)) as file, _writer(file, schema) as writer:
-            for chunk in _chunks(groups):
-                writer.write_batch(encode(chunk, self._clean))
+        self.lessons_path(version).unlink(missing_ok=True)  # of a step that is taken again
+        write_file(self.path(version), groups, self._metadata, self._redactor)
+
+    def append_lessons(
+        self, lessons: Sequence[Lesson], stats: Mapping[str, float], *, version: int
+    ) -> None:
+        """Write what the learner made of the groups of step `version`. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_lessons(self.lessons_path(version), lessons, stats)
+
+    def lessons(self, version: int) -> tuple[list[Lesson], dict[str, float]]:
+        """What the learner made of each trajectory of step `version`, and its statistics.
+
+        Raises RecordError, also where the step was never learned from.
+        """
+        path = self.lessons_path(version)
+        with _naming(path):
+            return read_lessons(path)
 
     def read(self, *, version: int | None = None) -> Iterator[Group]:
         """The groups of step `version`, or of all steps in order, one group in memory at a time."""
         if version is not None:
-            yield from _read(self._path(version))
+            yield from read_file(self.path(version))
             return
         for step in self.versions():
             try:
-                yield from _read(self._path(step))
+                yield from read_file(self.path(step))
             except RecordError as error:
                 warnings.warn(f"skipped: {error}", stacklevel=2)
 
@@ -75,6 +96,8 @@ class ParquetStore:
             match = _STEP_FILE.fullmatch(path.name)
             if match:
                 found.append(int(match[1]))
+            elif _LESSONS_FILE.fullmatch(path.name):
+                continue
             elif path.suffix == HALF_WRITTEN:
                 warnings.warn(f"skipped: {path} is half-written: its writer died", stacklevel=3)
             else:
@@ -83,12 +106,36 @@ class ParquetStore:
 
     def metadata(self, version: int) -> dict[str, str]:
         """The facts that were stored beside step `version`. Raises RecordError."""
-        path = self._path(version)
-        with _naming(path), pq.ParquetFile(path) as file:
-            return _facts(file)
+        return read_facts(self.path(version))
 
-    def _path(self, version: int) -> Path:
+    def path(self, version: int) -> Path:
+        """The file of step `version`, whether it is there or not."""
         return self._folder / f"step-{version:08d}.parquet"
+
+    def lessons_path(self, version: int) -> Path:
+        """The file of the lessons of step `version`, whether it is there or not."""
+        return self._folder / f"lessons-{version:08d}.parquet"
+
+
+def write_file(
+    path: Path, groups: Sequence[Group], metadata: Mapping[str, str], redactor: Redactor
+) -> None:
+    """Write a step file, whole or not at all. Raises OSError."""
+    clean, facts = redactor.text, {**metadata, _SCHEMA_KEY: VERSION}
+    schema = COLUMNS.with_metadata({clean(name): clean(fact) for name, fact in facts.items()})
+    with whole_file(path) as file:
+        with _writer(file, schema) as writer:
+            for chunk in _chunks(groups):
+                writer.write_batch(encode(chunk, redactor))
+            writer.add_key_value_metadata({SEAL: UNSEALED})
+        file.flush()
+        seal(Path(file.name))
+
+
+def read_facts(path: Path) -> dict[str, str]:
+    """What was stored beside the groups of a step file. Raises RecordError."""
+    with _naming(path), _open(path) as file:
+        return _facts(file)
 
 
 def _chunks(groups: Sequence[Group]) -> Iterator[list[tuple[int, Group]]]:
@@ -98,6 +145,7 @@ def _chunks(groups: Sequence[Group]) -> Iterator[list[tuple[int, Group]]]:
     for number, group in enumerate(groups):
         chunk.append((number, group))
         tokens += sum(len(t.token_ids) for t in group.trajectories)
+        tokens += sum(len(file) for files in group.artifacts for file in files.values()) // 4
         if tokens >= _WRITE_TOKENS:
             yield chunk
             chunk, tokens = [], 0
@@ -105,26 +153,34 @@ def _chunks(groups: Sequence[Group]) -> Iterator[list[tuple[int, Group]]]:
         yield chunk
 
 
-def _read(path: Path) -> Iterator[Group]:
+def read_file(path: Path) -> Iterator[Group]:
+    """The groups of a step file, one in memory at a time. Raises RecordError."""
     with _naming(path), _open(path) as file:
         facts = _facts(file)
         if _SCHEMA_KEY not in facts:
             raise RecordError(f"{path} was not written by agentrl: move it out of the folder")
-        if facts[_SCHEMA_KEY] != VERSION:
+        if facts[_SCHEMA_KEY] not in READABLE:
             raise RecordError(
-                f"{path} has schema {facts[_SCHEMA_KEY]}, this agentrl reads schema {VERSION}: "
-                "read it with the version that wrote it"
+                f"{path} has schema {facts[_SCHEMA_KEY]}, this agentrl reads schemas "
+                f"{READABLE[0]} to {VERSION}: read it with the version that wrote it"
             )
         yield from decode(file.iter_batches(batch_size=_READ_ROWS))
 
 
-def _open(path: Path) -> pq.ParquetFile:
-    return pq.ParquetFile(path, page_checksum_verification=True)
+@contextmanager
+def _open(path: Path) -> Generator[pq.ParquetFile]:
+    """A file whose footer is as it was written. Raises RecordError if it is not, or has no seal."""
+    sealed = is_sealed(path)
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        if _facts(file).get(_SCHEMA_KEY) in READABLE[1:] and not sealed:
+            raise RecordError(f"{path} is cut or damaged: its footer has lost its checksum")
+        yield file
 
 
 def _facts(file: pq.ParquetFile) -> dict[str, str]:
-    found = file.schema_arrow.metadata or {}
-    return {name.decode(): fact.decode() for name, fact in found.items()}
+    found = {**(file.metadata.metadata or {}), **(file.schema_arrow.metadata or {})}
+    facts = {name.decode(): fact.decode() for name, fact in found.items()}
+    return {name: fact for name, fact in facts.items() if name not in (SEAL, "ARROW:schema")}
 
 
 def _writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:

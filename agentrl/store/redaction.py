@@ -2,9 +2,18 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from agentrl.types import ActionTokens, ObservationTokens, Trajectory, Turn
 
 REDACTED = "[redacted]"
+REDACTED_ID = 0
+"""Stands for an id that spelled a part of a secret."""
+REDACTED_TOKENS = "redacted_tokens"
+"""The metric that counts such ids: a trajectory that has it can't be scored again."""
+
+Decode = Callable[[Sequence[int]], str]
 
 _SECRET_NAME = re.compile(
     r"(^|_)(api_?key|key|token|secret|passw(or)?d|passphrase|credentials?|pat)(_|$)", re.IGNORECASE
@@ -24,21 +33,86 @@ def secret_values(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(value for value in found if len(value) >= _SHORTEST))
 
 
-def cleaner(secrets: Iterable[str]) -> Callable[[str], str]:
-    """A function that makes a text storable: secrets become `REDACTED`, broken Unicode U+FFFD.
+class Redactor:
+    """Makes texts, bytes and ids storable: secrets become `REDACTED`, broken Unicode U+FFFD.
 
-    A secret is also found as JSON would write it.
+    A secret is also found as JSON would write it. `decode` turns ids into text; without it ids
+    are stored as they are, whatever they spell.
     """
-    forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
-    pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
 
-    def clean(text: str) -> str:
+    def __init__(self, secrets: Iterable[str], *, decode: Decode | None = None) -> None:
+        forms = sorted({form for s in secrets for form in _forms(s)}, key=len, reverse=True)
+        whole = "|".join(map(re.escape, forms))
+        self._text = re.compile(whole) if forms else None
+        self._bytes = re.compile(whole.encode(errors="replace")) if forms else None
+        self._decode = decode
+
+    def text(self, text: str) -> str:
+        """The text without secrets."""
         if not text.isascii():
             # A model can spell half of a surrogate pair, which UTF-8 can't hold.
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return pattern.sub(REDACTED, text) if pattern else text
+        return self._text.sub(REDACTED, text) if self._text else text
 
-    return clean
+    def data(self, data: bytes) -> bytes:
+        """The bytes without secrets."""
+        return self._bytes.sub(REDACTED.encode(), data) if self._bytes else data
+
+    def tokens(self, trajectory: Trajectory) -> Trajectory:
+        """The trajectory with `REDACTED_ID` for each id that spells a part of a secret.
+
+        Lengths, authors and logprobs stay; how many ids were replaced is in its metrics.
+        """
+        if self._text is None or self._decode is None:
+            return trajectory
+        ids = list(trajectory.token_ids)
+        spelled = self._spelling(ids, self._text, self._decode)
+        if not spelled:
+            return trajectory
+        for place in spelled:
+            ids[place] = REDACTED_ID
+        left = iter(ids)
+        return replace(
+            trajectory,
+            turns=tuple(_with_ids(turn, left) for turn in trajectory.turns),
+            metrics={**trajectory.metrics, REDACTED_TOKENS: float(len(spelled))},
+        )
+
+    def _spelling(self, ids: list[int], pattern: re.Pattern[str], decode: Decode) -> set[int]:
+        """The places of the ids that spell secrets. Long only where there is one."""
+        spelled: set[int] = set()
+        begin = 0
+        while pattern.search(decode(ids[begin:])):
+            end = _least(
+                begin + 1, len(ids), lambda n, b=begin: bool(pattern.search(decode(ids[b:n])))
+            )
+            first = _least(
+                0, end - begin, lambda n, e=end: bool(pattern.search(decode(ids[e - n : e])))
+            )
+            spelled.update(range(end - first, end))
+            begin = end
+        return spelled
+
+
+def _least(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The least number in low … high for which `holds`, which must hold for `high`."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _with_ids(turn: Turn, ids: Iterator[int]) -> Turn:
+    observation: ObservationTokens = replace(
+        turn.observation, token_ids=tuple(next(ids) for _ in turn.observation.token_ids)
+    )
+    action: ActionTokens = replace(
+        turn.action, token_ids=tuple(next(ids) for _ in turn.action.token_ids)
+    )
+    return replace(turn, observation=observation, action=action)
 
 
 def _forms(secret: str) -> Iterator[str]:

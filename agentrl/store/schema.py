@@ -4,15 +4,18 @@ A row is a trajectory with its verdict; the rows of a group lie side by side and
 group that lost all its members is one row without a trajectory (`id` is null). Ids are stored
 once. `spans` cuts them into runs of one author and one policy version; an action is one or more
 policy spans, of which the last has the engine's finish reason. `logprobs` holds one number for
-each id of the spans that are `scored`.
+each id of the spans that are `scored`. The group's `task` (JSON) and the `files` of its sandbox
+stand in its first row. References are in no column.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any
 
 import pyarrow as pa
 
+from agentrl.store.redaction import Redactor
 from agentrl.types import (
     ActionTokens,
     Ending,
@@ -20,6 +23,8 @@ from agentrl.types import (
     Message,
     Messages,
     ObservationTokens,
+    SandboxSpec,
+    Task,
     ToolCall,
     ToolEvent,
     Trajectory,
@@ -27,8 +32,11 @@ from agentrl.types import (
     Verdict,
 )
 
-VERSION = "1"
-"""Of the layout. A reader refuses any other."""
+VERSION = "2"
+"""Of the layout. Schema 1 lacks task, files, artifacts and the turns' `seen`, and has maps where
+this one has lists of names and values."""
+READABLE = ("1", VERSION)
+"""Older layouts are brought to this one while they are read."""
 
 Row = dict[str, Any]
 
@@ -53,7 +61,14 @@ _SPAN = pa.struct(
         "scored": pa.bool_(),
     }
 )
-_TURN = pa.struct({"message": _MESSAGE, "reply": pa.list_(_MESSAGE), "reward": pa.float64()})
+_TURN = pa.struct(
+    {
+        "message": _MESSAGE,
+        "reply": pa.list_(_MESSAGE),
+        "reward": pa.float64(),
+        "seen": pa.string(),
+    }
+)
 _EVENT = pa.struct(
     {
         "turn": pa.int32(),
@@ -67,13 +82,17 @@ _EVENT = pa.struct(
         "exit_code": pa.int32(),
     }
 )
-_NUMBERS = pa.map_(pa.string(), pa.float64())
+# Not maps: `datasets` can't read those.
+_NUMBERS = pa.list_(pa.struct({"name": pa.string(), "value": pa.float64()}))
+_FILES = pa.list_(pa.struct({"name": pa.string(), "value": pa.binary()}))
 
 COLUMNS = pa.schema(
     {
         "group": pa.int32(),
         "task_id": pa.string(),
         "faults": pa.list_(pa.string()),
+        "task": pa.string(),
+        "files": _FILES,
         "id": pa.string(),
         "member": pa.int32(),
         "seed": pa.int64(),
@@ -91,14 +110,15 @@ COLUMNS = pa.schema(
         "turns": pa.list_(_TURN),
         "events": pa.list_(_EVENT),
         "metrics": _NUMBERS,
+        "artifacts": _FILES,
     }
 )
 
 
-def encode(groups: Iterable[tuple[int, Group]], clean: Callable[[str], str]) -> pa.RecordBatch:
-    """The rows of numbered groups; every text has passed `clean`."""
-    rows = [row for number, group in groups for row in _group_rows(number, group)]
-    return pa.RecordBatch.from_pylist([_cleaned(row, clean) for row in rows], schema=COLUMNS)
+def encode(groups: Iterable[tuple[int, Group]], redactor: Redactor) -> pa.RecordBatch:
+    """The rows of numbered groups; everything has passed the redactor."""
+    rows = [row for number, group in groups for row in _group_rows(number, group, redactor)]
+    return pa.RecordBatch.from_pylist([_cleaned(row, redactor) for row in rows], schema=COLUMNS)
 
 
 def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[Group]:
@@ -111,12 +131,39 @@ def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[Group]:
         yield _group(list(members))
 
 
-def _group_rows(number: int, group: Group) -> Iterator[Row]:
+def _group_rows(number: int, group: Group, redactor: Redactor) -> Iterator[Row]:
     shared: Row = {"group": number, "task_id": group.task_id, "faults": group.faults}
-    for trajectory, verdict in zip(group.trajectories, group.verdicts, strict=True):
-        yield shared | _trajectory_row(trajectory) | _verdict_row(verdict)
+    artifacts = group.artifacts or (None,) * len(group.trajectories)
+    task = _task_row(group.task)
+    for trajectory, verdict, left in zip(
+        group.trajectories, group.verdicts, artifacts, strict=True
+    ):
+        files = {"artifacts": None if left is None else _pairs(left)}
+        shown = redactor.tokens(trajectory)
+        yield shared | task | _trajectory_row(shown) | _verdict_row(verdict) | files
+        task = {}
     if not group.trajectories:
-        yield shared
+        yield shared | task
+
+
+def _task_row(task: Task | None) -> Row:
+    """The public half of a problem. A set-up that JSON can't hold is not kept, nor is its task."""
+    if task is None:
+        return {}
+    spec = task.sandbox
+    limits = None if spec is None else {k: v for k, v in _fields(spec).items() if k != "files"}
+    public = {
+        "id": task.id,
+        "prompt": [_message_row(m) for m in task.prompt],
+        "sandbox": limits,
+        "artifacts": task.artifacts,
+        "setup": dict(task.setup),
+    }
+    try:
+        text = json.dumps(public)
+    except (TypeError, ValueError):
+        return {}
+    return {"task": text, "files": [] if spec is None else _pairs(spec.files)}
 
 
 def _trajectory_row(trajectory: Trajectory) -> Row:
@@ -131,12 +178,12 @@ def _trajectory_row(trajectory: Trajectory) -> Row:
         "prompt": [_message_row(m) for m in trajectory.prompt],
         "turns": [_turn_row(turn) for turn in trajectory.turns],
         "events": [_fields(event) for event in trajectory.events],
-        "metrics": list(trajectory.metrics.items()),
+        "metrics": _pairs(trajectory.metrics),
     }
 
 
 def _verdict_row(verdict: Verdict) -> Row:
-    return _fields(verdict) | {"components": list(verdict.components.items())}
+    return _fields(verdict) | {"components": _pairs(verdict.components)}
 
 
 def _span_rows(turn: Turn) -> Iterator[Row]:
@@ -154,27 +201,43 @@ def _span_rows(turn: Turn) -> Iterator[Row]:
 
 
 def _turn_row(turn: Turn) -> Row:
-    reply = [_message_row(m) for m in turn.reply]
-    return {"message": _message_row(turn.message), "reply": reply, "reward": turn.reward}
+    return {
+        "message": _message_row(turn.message),
+        "reply": [_message_row(m) for m in turn.reply],
+        "reward": turn.reward,
+        "seen": turn.seen,
+    }
 
 
 def _message_row(message: Message) -> Row:
     return _fields(message) | {"tool_calls": [_fields(call) for call in message.tool_calls]}
 
 
-def _fields(record: Message | ToolCall | ToolEvent | Verdict) -> Row:
+def _fields(record: Message | ToolCall | ToolEvent | Verdict | SandboxSpec) -> Row:
     """The fields of a flat record (`dataclasses.asdict` would copy deeply)."""
     return {name: getattr(record, name) for name in record.__slots__}
 
 
-def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:
+def _pairs(mapping: Mapping[str, Any]) -> list[Row]:
+    return [{"name": name, "value": value} for name, value in mapping.items()]
+
+
+def _mapping(pairs: Any) -> dict[str, Any]:
+    """What `_pairs` was given; in schema 1 they are tuples."""
+    named = (tuple(pair.values()) if isinstance(pair, dict) else pair for pair in pairs or ())
+    return dict(named)
+
+
+def _cleaned(value: Any, redactor: Redactor) -> Any:
     """A copy with every text cleaned. Numbers, which are most of a row, are passed by."""
     if isinstance(value, str):
-        return clean(value)
+        return redactor.text(value)
+    if isinstance(value, bytes):
+        return redactor.data(value)
     if isinstance(value, dict):
-        return {name: _cleaned(part, clean) for name, part in value.items()}
+        return {name: _cleaned(part, redactor) for name, part in value.items()}
     if isinstance(value, list | tuple) and not (value and isinstance(value[0], int | float)):
-        parts = (_cleaned(part, clean) for part in value)
+        parts = (_cleaned(part, redactor) for part in value)
         return tuple(parts) if isinstance(value, tuple) else list(parts)
     return value
 
@@ -198,11 +261,30 @@ def _slices(column: Any) -> Iterator[tuple[Any, ...]]:
 
 def _group(rows: Sequence[Row]) -> Group:
     members = [row for row in rows if row["id"] is not None]
+    left = [row.get("artifacts") for row in members]
     return Group(
         task_id=rows[0]["task_id"],
         trajectories=tuple(_trajectory(row) for row in members),
         verdicts=tuple(_verdict(row) for row in members),
         faults=tuple(rows[0]["faults"]),
+        task=_task(rows[0]),
+        artifacts=() if None in left else tuple(_mapping(files) for files in left),
+    )
+
+
+def _task(row: Row) -> Task | None:
+    if row.get("task") is None:
+        return None
+    public = json.loads(row["task"])
+    limits: Row | None = public["sandbox"]
+    if limits is not None:
+        limits = limits | {"egress": tuple(limits["egress"]), "files": _mapping(row["files"])}
+    return Task(
+        id=public["id"],
+        prompt=_messages(public["prompt"]),
+        sandbox=None if limits is None else SandboxSpec(**limits),
+        artifacts=tuple(public["artifacts"]),
+        setup=public["setup"],
     )
 
 
@@ -221,12 +303,13 @@ def _trajectory(row: Row) -> Trajectory:
                 message=_message(said["message"]),
                 reply=_messages(said["reply"]),
                 reward=said["reward"],
+                seen=said.get("seen") or "",
             )
             for (observation, action), said in zip(tokens, row["turns"], strict=True)
         ),
         ending=Ending(row["ending"]),
         events=tuple(ToolEvent(**event) for event in row["events"]),
-        metrics=dict(row["metrics"]),
+        metrics=_mapping(row["metrics"]),
     )
 
 
@@ -284,7 +367,7 @@ def _verdict(row: Mapping[str, Any]) -> Verdict:
         reward=row["reward"],
         invalid=row["invalid"],
         passed=row["passed"],
-        components=dict(row["components"]),
+        components=_mapping(row["components"]),
         step_rewards=tuple(row["step_rewards"]),
         note=row["note"],
     )

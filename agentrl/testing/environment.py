@@ -164,7 +164,13 @@ class _Bench:
             limits=LIMITS,
         )
         episode = await run_script(stage, problem, script)
-        group = await grade_group(problem, [episode], self.environment.verifier, timeout_s=60)
+        group = await grade_group(
+            problem,
+            [episode],
+            self.environment.verifier,
+            sandboxes=self.sandboxes,
+            timeout_s=LIMITS.grade_timeout_s,
+        )
         return group.verdicts[0]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.errors import ToolError
-from agentrl.protocols import Isolation, Sandbox, Script, Split, Tool, Verifier
+from agentrl.protocols import Isolation, Sandbox, SandboxProvider, Script, Split, Tool, Verifier
 from agentrl.types import (
     ActionTokens,
     Episode,
@@ -282,7 +282,9 @@ class FakeVerifier:
     delay_s: float = 0.0
     log: list[str] = field(default_factory=list[str])
 
-    async def grade(self, problem: Problem, episodes: Sequence[Episode]) -> Sequence[Verdict]:
+    async def grade(
+        self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+    ) -> Sequence[Verdict]:
         """One verdict an episode."""
         self.log.append("grade")
         await asyncio.sleep(self.delay_s)

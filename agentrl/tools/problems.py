@@ -16,11 +16,13 @@ def problem(
     *,
     id: str | None = None,
     sandbox: SandboxSpec | None = None,
+    grading: SandboxSpec | None = None,
     artifacts: Sequence[str] = (),
     setup: Mapping[str, Any] = MappingProxyType({}),
 ) -> Problem:
     """A problem: what is asked, and the reference that only the verifier sees.
 
+    The agent's tools run in `sandbox`, the verifier's in another, `grading`, after it is closed.
     Without an id, it follows from prompt, reference and setup, so that rows with one text and two
     references are two tasks. Raises PluginError when it can't: a reference without a lasting repr.
     """
@@ -32,7 +34,7 @@ def problem(
         artifacts=tuple(artifacts),
         setup=setup,
     )
-    return Problem(task=task, reference=reference)
+    return Problem(task=task, reference=reference, grading=grading)
 
 
 def call(name: str, **arguments: Any) -> Message:

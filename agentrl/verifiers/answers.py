@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from agentrl.protocols import SandboxProvider
 from agentrl.types import Episode, Problem, Verdict
 from agentrl.verifiers.base import candidate, each, invalid, outcome
 from agentrl.verifiers.boxes import last_boxed
@@ -30,7 +31,9 @@ class ExactMatch:
 
     normalise: bool = True
 
-    async def grade(self, problem: Problem, episodes: Sequence[Episode]) -> Sequence[Verdict]:
+    async def grade(
+        self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+    ) -> Sequence[Verdict]:
         """One verdict an episode; invalid when the reference is no text or empty."""
         wanted = problem.reference
         if not isinstance(wanted, str) or not normalised(wanted):
@@ -61,7 +64,9 @@ class NumericMatch:
         if not 0 <= self.tolerance < float("inf"):
             raise ValueError("tolerance must be finite and at least 0")
 
-    async def grade(self, problem: Problem, episodes: Sequence[Episode]) -> Sequence[Verdict]:
+    async def grade(
+        self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+    ) -> Sequence[Verdict]:
         """One verdict an episode; invalid unless the reference is one number and nothing else."""
         wanted = whole_number(str(problem.reference))
         if wanted is None:
@@ -96,7 +101,9 @@ class ChoiceMatch:
     choices: str = "ABCD"
     require_box: bool = False
 
-    async def grade(self, problem: Problem, episodes: Sequence[Episode]) -> Sequence[Verdict]:
+    async def grade(
+        self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+    ) -> Sequence[Verdict]:
         """One verdict an episode; invalid when the reference is none of the choices."""
         wanted = problem.reference
         if not isinstance(wanted, str) or len(wanted) != 1 or wanted not in self.choices:
@@ -126,7 +133,9 @@ class F1Match:
 
     pass_at: float = 1.0
 
-    async def grade(self, problem: Problem, episodes: Sequence[Episode]) -> Sequence[Verdict]:
+    async def grade(
+        self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+    ) -> Sequence[Verdict]:
         """One verdict an episode; invalid unless the reference is text, or a list of texts."""
         references = _texts(problem.reference)
         if not references:

@@ -22,6 +22,7 @@ from pathlib import Path
 from queue import Empty, LifoQueue
 
 from agentrl.errors import PluginError, VerifierFault
+from agentrl.protocols import SandboxProvider
 from agentrl.types import Episode, Problem, Verdict
 from agentrl.verifiers.base import candidate, each, invalid, outcome
 from agentrl.verifiers.numbers import only_number
@@ -104,7 +105,9 @@ class MathMatch:
         if self.limit_s <= 0 or self.concurrency < 1:
             raise ValueError("limit_s must be above 0 and concurrency at least 1")
 
-    async def grade(self, problem: Problem, episodes: Sequence[Episode]) -> Sequence[Verdict]:
+    async def grade(
+        self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+    ) -> Sequence[Verdict]:
         """One verdict an episode; invalid when the reference can't be read as an expression."""
         gold = _bare(str(problem.reference))
         if not await self._readable(gold):

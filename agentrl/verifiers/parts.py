@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.errors import ConfigError
-from agentrl.protocols import Verifier
+from agentrl.protocols import SandboxProvider, Verifier
 from agentrl.types import Episode, Problem, Verdict
 from agentrl.verifiers.base import each
 from agentrl.verifiers.boxes import last_boxed
@@ -25,7 +25,9 @@ class FormatPart:
     box: bool = True
     reasoning_words: int = 0
 
-    async def grade(self, problem: Problem, episodes: Sequence[Episode]) -> Sequence[Verdict]:
+    async def grade(
+        self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+    ) -> Sequence[Verdict]:
         """One verdict an episode."""
         return each(episodes, lambda e: Verdict(reward=float(self._fits(e))))
 
@@ -60,11 +62,13 @@ class Weighted:
             if not abs(weight) < float("inf"):
                 raise ConfigError(f"the weight of {name} must be finite")
 
-    async def grade(self, problem: Problem, episodes: Sequence[Episode]) -> Sequence[Verdict]:
+    async def grade(
+        self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+    ) -> Sequence[Verdict]:
         """One verdict an episode."""
         names = list(self.parts)
         graded = await asyncio.gather(
-            *(self.parts[name][1].grade(problem, episodes) for name in names)
+            *(self.parts[name][1].grade(problem, episodes, sandboxes) for name in names)
         )
         return [
             self._sum(dict(zip(names, verdicts, strict=True)))
@@ -96,9 +100,13 @@ class Submitted:
     argument: str
     verifier: Verifier
 
-    async def grade(self, problem: Problem, episodes: Sequence[Episode]) -> Sequence[Verdict]:
+    async def grade(
+        self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+    ) -> Sequence[Verdict]:
         """The inner verifier's verdicts."""
-        return await self.verifier.grade(problem, [self._with_argument(e) for e in episodes])
+        return await self.verifier.grade(
+            problem, [self._with_argument(e) for e in episodes], sandboxes
+        )
 
     def _with_argument(self, episode: Episode) -> Episode:
         trajectory = episode.trajectory

@@ -8,6 +8,7 @@ cgroup of its own.
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -47,10 +48,7 @@ class BwrapProvider:
             await sandbox.begin()
             yield sandbox
         finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await asyncio.shield(process.wait())
-            process._transport.close()  # type: ignore[attr-defined]  # its pipes, at once
+            await asyncio.shield(_end(process))
 
     def describe(self) -> Mapping[str, str]:
         """The program's version, and that memory is limited for each process."""
@@ -63,14 +61,7 @@ class BwrapProvider:
 
     def _probe(self) -> None:
         """Open an empty sandbox: a program on the path proves nothing."""
-        command = [
-            *_as_nobody(),
-            self._bwrap,
-            "--unshare-all",
-            "--unshare-user",
-            "--disable-userns",
-        ]
-        command += ["--ro-bind", "/usr", "/usr", *_links(), "--proc", "/proc", "/usr/bin/true"]
+        command = [*self._own_root(), "/usr/bin/true"]
         try:
             tried = subprocess.run(command, capture_output=True, text=True, timeout=10)
             failure = tried.stderr if tried.returncode else ""
@@ -87,7 +78,7 @@ class BwrapProvider:
         try:
             os.write(handle, self._filter)
             os.lseek(handle, 0, os.SEEK_SET)
-            return await asyncio.create_subprocess_exec(
+            starting = asyncio.create_subprocess_exec(
                 *self._command(spec, handle),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -98,20 +89,28 @@ class BwrapProvider:
                 start_new_session=True,
                 limit=1 << 20,
             )
+            return await _started(asyncio.create_task(starting))
         except OSError as error:
             raise SandboxFault(f"bubblewrap does not start: {error}") from error
         finally:
             os.close(handle)
 
-    def _command(self, spec: SandboxSpec, seccomp_fd: int) -> list[str]:
-        workspace = str(spec.workspace_mb << 20)
+    def _own_root(self) -> list[str]:
+        """Namespaces of its own, and a root that holds the distribution's programs alone."""
         return [
             *_as_nobody(),
             self._bwrap,
-            *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"),
-            *("--new-session", "--as-pid-1", "--hostname", "sandbox", "--cap-drop", "ALL"),
-            *("--uid", str(NOBODY), "--gid", str(NOBODY), "--seccomp", str(seccomp_fd)),
-            *("--ro-bind", "/usr", "/usr", *_links(), "--proc", "/proc", "--dev", "/dev"),
+            *("--unshare-all", "--unshare-user", "--disable-userns"),
+            *("--ro-bind", "/usr", "/usr", *_links(), "--proc", "/proc"),
+        ]
+
+    def _command(self, spec: SandboxSpec, seccomp_fd: int) -> list[str]:
+        workspace = str(spec.workspace_mb << 20)
+        return [
+            *self._own_root(),
+            *("--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"),
+            *("--cap-drop", "ALL", "--uid", str(NOBODY), "--gid", str(NOBODY)),
+            *("--seccomp", str(seccomp_fd), "--dev", "/dev"),
             *("--size", str(16 << 20), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
             *("--size", workspace, "--tmpfs", "/tmp", "--size", workspace, "--tmpfs", "/workspace"),
             *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--remount-ro", "/"),
@@ -119,6 +118,28 @@ class BwrapProvider:
             *("--setenv", "HOME", "/workspace", "--setenv", "LANG", "C.UTF-8"),
             *("--chdir", "/workspace", "/usr/bin/python3", "-I", "-S", "-c", SUPERVISOR),
         ]
+
+
+async def _started(
+    starting: "asyncio.Task[asyncio.subprocess.Process]",
+) -> asyncio.subprocess.Process:
+    """The process; if this is cancelled, it is ended as soon as it is there, and with its child."""
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.shield(_end(await starting))
+        raise
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    # In its first moments bwrap has a child that does not die with it: at first one of its group,
+    # then, until the kernel is told, one of a group of its own, which ends with its input.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.stdin is not None, "started with pipes"
+    process.stdin.transport.abort()
+    await process.wait()
+    process._transport.close()  # type: ignore[attr-defined]  # its pipes, at once
 
 
 class _Pipes:

@@ -94,17 +94,16 @@ class SupervisedSandbox:
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """A regular file of the workspace. Raises ToolError."""
-        data, size = bytearray(), 0
-        while not data or len(data) < size:
+        data = bytearray()
+        while True:
             part = {"op": "read", "path": path, "offset": len(data), "size": PART_BYTES}
             answer = await self._file(part)
             size = answer["size"]
             if size > max_bytes:
                 raise ToolError(f"{path}: its {size} bytes are more than {max_bytes}")
             data += base64.b64decode(answer["data"])
-            if not answer["data"]:
-                break
-        return bytes(data)
+            if len(data) >= size or not answer["data"]:
+                return bytes(data)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file of the workspace, with its folders. Raises ToolError."""

@@ -6,7 +6,6 @@ processes are those of the whole tree.
 """
 
 import asyncio
-import json
 import os
 import struct
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -70,7 +69,7 @@ class DockerProvider:
         return await self._call(lambda: self._prune(run_id))
 
     def describe(self) -> Mapping[str, str]:
-        """The engine's version, the runtime, and the digest of each built-in image it has."""
+        """The engine's version, the runtime, and the digest of the default image if it is there."""
         version = self._client.version()
         found = find_image(self._client, "python")
         return {
@@ -121,7 +120,7 @@ class DockerProvider:
             cap_drop=["ALL"],
             # Of the supervisor alone: to make commands nobody's, and to end all of them.
             cap_add=["SETUID", "SETGID", "KILL"],
-            security_opt=["no-new-privileges:true", f"seccomp={json.dumps(docker_profile())}"],
+            security_opt=["no-new-privileges:true", f"seccomp={docker_profile()}"],
             log_config={"type": "none"},
             auto_remove=True,
             init=False,

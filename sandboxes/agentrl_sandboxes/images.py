@@ -8,6 +8,7 @@ import hashlib
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ def image_names() -> list[str]:
     return sorted(path.parent.name for path in FOLDER.glob("*/Dockerfile"))
 
 
+@cache
 def tag_of(name: str) -> str:
-    """The tag of a built-in image, or the name itself if it is none."""
+    """The tag of a built-in image, or the name itself if it is none. Asked for by every sandbox."""
     recipe = FOLDER / name
     if name not in image_names():
         return name

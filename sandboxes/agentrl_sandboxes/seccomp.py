@@ -6,13 +6,13 @@ ENOSYS so that libc falls back to clone, whose flags can be read. x86-64 and aar
 another architecture is killed.
 """
 
+import json
 import platform
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from agentrl.errors import ConfigError
 
@@ -80,8 +80,8 @@ def filter_for(name: str | None = None) -> bytes:
 
 
 @cache
-def docker_profile() -> dict[str, Any]:
-    """The same list in the format of Docker's `--security-opt seccomp=`. Don't change it."""
+def docker_profile() -> str:
+    """The same list as JSON, in the format of Docker's `--security-opt seccomp=`."""
     machine = _machine(None)
     names = [name for name, *_ in _table()]
     no_namespace = {"index": 0, "value": NEW_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}
@@ -93,7 +93,7 @@ def docker_profile() -> dict[str, Any]:
         }
         for family in FAMILIES
     ]
-    return {
+    profile = {
         "defaultAction": "SCMP_ACT_ERRNO",
         "architectures": [machine.name],
         "syscalls": [
@@ -103,6 +103,7 @@ def docker_profile() -> dict[str, Any]:
             *sockets,
         ],
     }
+    return json.dumps(profile)
 
 
 def _machine(name: str | None) -> _Machine:

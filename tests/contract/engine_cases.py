@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentrl.testing.engine import EngineKit
+from agentrl.types import ActionTokens
+
 
 class PlainLearner:
     """A learner that never learns, scored by one plain forward over the whole sequence."""
@@ -49,3 +52,26 @@ def with_fixed_logits(model: PreTrainedModel, logits: Sequence[float]) -> PreTra
         padded[: len(logits)] = torch.tensor(logits)
         model.get_output_embeddings().weight.copy_((padded / width)[:, None].expand(-1, width))
     return model
+
+
+def gap(
+    learner: PlainLearner, prompt: Sequence[int], action: ActionTokens, temperature: float = 1.0
+) -> float:
+    """The largest difference (nats) between an action's logprobs and the learner's."""
+    scores = learner.logprobs([*prompt, *action.token_ids], temperature)[len(prompt) - 1 :]
+    assert action.logprobs is not None
+    return max(abs(a - b) for a, b in zip(action.logprobs, scores, strict=True))
+
+
+def scored_by_the_version_of_each_token(
+    tools: EngineKit, prompt: Sequence[int], action: ActionTokens, tolerance: float
+) -> None:
+    """An action across a publish from version 3 to 4: each token by the weights that drew it."""
+    ids = [*prompt, *action.token_ids]
+    scores = {
+        learner.version: learner.logprobs(ids, 1.0)[len(prompt) - 1 :]
+        for learner in (tools.before, tools.after)
+    }
+    assert action.logprobs is not None and set(action.versions) == {3, 4}
+    for place, (version, logprob) in enumerate(zip(action.versions, action.logprobs, strict=True)):
+        assert abs(scores[version][place] - logprob) < tolerance, (place, version)

@@ -233,7 +233,7 @@ async def test_what_can_not_be_solved_or_need_not_be_is_found() -> None:
         scripts: Any = {"oracle": Sound.oracle, "cheat": cheat}  # noqa: RUF012
 
     class Open:
-        async def grade(self, problem: Any, episodes: Any):
+        async def grade(self, problem: Any, episodes: Any, sandboxes: Any):
             said = str(problem.reference)
             return [
                 Verdict(reward=1.0, passed=True)

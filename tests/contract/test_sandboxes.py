@@ -56,6 +56,32 @@ async def test_egress_is_refused_rather_than_ignored(make: Make) -> None:
             raise AssertionError("must not open")
 
 
+@pytest.mark.parametrize("make", [BwrapProvider])
+async def test_an_opening_that_is_cancelled_ends_at_once_and_leaves_no_process(make: Make) -> None:
+    """Ctrl-C comes at any moment of an opening: before the process is there, or as it sets up."""
+    provider = make()
+
+    async def cancelled_after(delay_s: float) -> None:
+        async def hold() -> None:
+            async with provider.session(SandboxSpec()):
+                await asyncio.sleep(60)
+
+        opening = asyncio.create_task(hold())
+        await asyncio.sleep(delay_s)
+        opening.cancel()
+        _, late = await asyncio.wait({opening}, timeout=20)
+        assert not late, f"cancelled after {delay_s} s, it is still not closed"
+
+    for number in range(12):
+        await asyncio.gather(*(cancelled_after((number + n / 8) / 100) for n in range(8)))
+    alive = subprocess.run(["ps", "-eo", "ppid,stat,args"], capture_output=True, text=True).stdout
+    left = [line.split(None, 2) for line in alive.splitlines() if BWRAP_ARGS in line]
+    parents = ("1", str(os.getpid()))
+    assert [row for row in left if row[1][0] != "Z" and row[0] in parents] == []
+
+
+BWRAP_ARGS = "--die-with-parent --new-session --as-pid-1"
+
 OWNER_OF_MANY = """
 import asyncio, sys
 from agentrl.plugins import find_sandbox

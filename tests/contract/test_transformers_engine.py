@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import Altered, PlainLearner, with_fixed_logits
+from engine_cases import (
+    Altered,
+    PlainLearner,
+    scored_by_the_version_of_each_token,
+    with_fixed_logits,
+)
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -149,14 +154,7 @@ async def test_an_action_across_a_publish_is_scored_by_the_weights_of_each_token
         assert await asyncio.to_thread(begun.wait, 30)
         await tools.sync(engine).publish(tools.after)
         action = await running
-    ids = [*prompt, *action.token_ids]
-    scores = {
-        learner.version: learner.logprobs(ids, 1.0)[len(prompt) - 1 :]
-        for learner in (tools.before, tools.after)
-    }
-    assert action.logprobs is not None and set(action.versions) == {3, 4}
-    for place, (version, logprob) in enumerate(zip(action.versions, action.logprobs, strict=True)):
-        assert abs(scores[version][place] - logprob) < 1e-4, (place, version)
+    scored_by_the_version_of_each_token(tools, prompt, action, 1e-4)
 
 
 async def test_no_thread_is_left_and_a_closed_engine_says_so() -> None:

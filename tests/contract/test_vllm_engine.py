@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_cases import Altered, PlainLearner, with_fixed_logits
+from engine_cases import (
+    Altered,
+    PlainLearner,
+    gap,
+    scored_by_the_version_of_each_token,
+    with_fixed_logits,
+)
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from agentrl.engines.vllm.engine import VllmEngine
@@ -132,11 +138,10 @@ async def test_a_published_engine_equals_a_fresh_one() -> None:
             published, expected = await actions(engine), await actions(fresh)
         for prompt, ours, theirs in zip(prompts, published, expected, strict=True):
             assert ours.token_ids == theirs.token_ids and set(ours.versions) == {7}
-            scores = learner.logprobs([*prompt, *ours.token_ids], 0.8)[len(prompt) - 1 :]
             assert (
                 max(abs(a - b) for a, b in zip(ours.logprobs, theirs.logprobs, strict=True)) < 1e-4
             )
-            assert max(abs(a - b) for a, b in zip(ours.logprobs, scores, strict=True)) < 1e-3
+            assert gap(learner, prompt, ours, 0.8) < 1e-3
 
 
 async def test_an_action_across_a_publish_is_scored_by_the_weights_of_each_token() -> None:
@@ -150,14 +155,7 @@ async def test_an_action_across_a_publish_is_scored_by_the_weights_of_each_token
             await engine.score([1, 2 + number], 1.0)
         await tools.sync(engine).publish(tools.after)
         action = await running
-    ids = [*prompt, *action.token_ids]
-    scores = {
-        learner.version: learner.logprobs(ids, 1.0)[len(prompt) - 1 :]
-        for learner in (tools.before, tools.after)
-    }
-    assert action.logprobs is not None and set(action.versions) == {3, 4}
-    for place, (version, logprob) in enumerate(zip(action.versions, action.logprobs, strict=True)):
-        assert abs(scores[version][place] - logprob) < 1e-3, (place, version)
+    scored_by_the_version_of_each_token(tools, prompt, action, 1e-3)
 
 
 async def test_a_publish_that_does_not_arrive_stops_the_run() -> None:
@@ -240,8 +238,7 @@ async def test_more_prompt_tokens_than_one_step_takes() -> None:
             *(engine.sample(p, sampling, session=str(n)) for n, p in enumerate(prompts))
         )
     for prompt, action in zip(prompts, actions, strict=True):
-        scores = learner.logprobs([*prompt, *action.token_ids], 1.0)[len(prompt) - 1 :]
-        assert max(abs(a - b) for a, b in zip(action.logprobs, scores, strict=True)) < 1e-4
+        assert gap(learner, prompt, action) < 1e-4
 
 
 async def test_starting_vllm_leaves_the_random_states_and_threads_alone() -> None:

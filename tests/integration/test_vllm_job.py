@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from small_run import QUICKSTART, SMALL
 
 from agentrl import build
 from agentrl.cli.display import QuietReporter
@@ -17,18 +18,13 @@ pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed"),
 ]
 
-QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
-SMALL = (
-    "model.tiny_layers=1", "model.tiny_hidden=32", "warm_start.steps=0", "rollout.groups=2",
-    "rollout.group_size=4", "run.eval_problems=4", "run.eval_every=2", "run.steps=2",
-    "environment.options={digits: 1, count: 50}", "engine.name=vllm", "engine.max_concurrent=8",
-)  # fmt: skip
+VLLM = (*SMALL, "warm_start.steps=0", "engine.name=vllm", "engine.max_concurrent=8")
 
 
 @pytest.mark.parametrize("max_lag", [0, 1])
 def test_a_run_through_vllm(tmp_path: Path, max_lag: int) -> None:
     """Each step's tokens were sampled by the version before it, as engine and learner agree."""
-    config = load_config(QUICKSTART, [*SMALL, f"run.dir={tmp_path}", f"rollout.max_lag={max_lag}"])
+    config = load_config(QUICKSTART, [*VLLM, f"run.dir={tmp_path}", f"rollout.max_lag={max_lag}"])
     build.train(config, reporter=QuietReporter())
     rows = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "step"]
     assert [r["step"] for r in rows] == [0, 1]
@@ -51,7 +47,7 @@ def test_a_run_through_vllm(tmp_path: Path, max_lag: int) -> None:
 
 def test_what_vllm_cannot_serve_is_one_line(tmp_path: Path) -> None:
     too_small = ("engine.options={kv_cache_mb: 1}", "engine.context_tokens=16384")
-    config = load_config(QUICKSTART, [*SMALL, f"run.dir={tmp_path}", *too_small])
+    config = load_config(QUICKSTART, [*VLLM, f"run.dir={tmp_path}", *too_small])
     with pytest.raises(
         ConfigError, match=r"can't serve this LlamaForCausalLM: .*KV cache"
     ) as caught:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import sqrt
 from statistics import mean, stdev
 from typing import Any
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from agentrl.errors import EngineFault, EnvironmentFault, Fault, SandboxFault
 from agentrl.grading import grade_group, statistics
-from agentrl.testing.fakes import FakeVerifier, a_problem
+from agentrl.protocols import SandboxProvider
+from agentrl.testing.fakes import FakeSandboxes, FakeVerifier, a_problem
 from agentrl.types import (
     ActionTokens,
     Ending,
@@ -23,6 +25,7 @@ from agentrl.types import (
     Message,
     ObservationTokens,
     Problem,
+    SandboxSpec,
     ToolEvent,
     Trajectory,
     Turn,
@@ -61,7 +64,9 @@ class Gives:
     def __init__(self, give: Callable[[Sequence[Episode]], Any]) -> None:
         self.give = give
 
-    async def grade(self, problem: Problem, episodes: Sequence[Episode]) -> Any:
+    async def grade(
+        self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+    ) -> Any:
         return self.give(episodes)
 
 
@@ -87,6 +92,26 @@ async def test_verifier_sees_the_reference_and_the_artifacts() -> None:
     kept = Episode(trajectory=episode().trajectory, artifacts={"out": b"x"})
     await grade_group(a_problem(reference="gold"), [kept], FakeVerifier(rate=rate), timeout_s=1)
     assert seen == [("gold", {"out": b"x"})]
+
+
+class Opens:
+    """A verifier that passes an episode if it can open the problem's sandbox."""
+
+    async def grade(
+        self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+    ) -> Any:
+        if sandboxes is None or problem.grading is None:
+            return [Verdict(reward=0.0)] * len(episodes)
+        async with sandboxes.session(problem.grading):
+            return [Verdict(reward=1.0)] * len(episodes)
+
+
+async def test_only_a_problem_that_asks_for_it_is_graded_in_sandboxes() -> None:
+    for grading, reward, log in ((None, 0.0, []), (SandboxSpec(), 1.0, ["open", "close"])):
+        sandboxes = FakeSandboxes()
+        asked = replace(a_problem(), grading=grading)
+        group = await grade_group(asked, [episode()], Opens(), sandboxes=sandboxes, timeout_s=1)
+        assert (group.rewards, sandboxes.log) == ((reward,), log)
 
 
 async def test_group_without_episodes_is_not_graded() -> None:
@@ -151,7 +176,9 @@ async def test_late_verifier_is_invalid_within_the_limit() -> None:
 
 async def test_verifier_that_swallows_its_cancellation_does_not_hold_the_run() -> None:
     class Deaf:
-        async def grade(self, problem: Problem, episodes: Sequence[Episode]) -> Any:
+        async def grade(
+            self, problem: Problem, episodes: Sequence[Episode], sandboxes: SandboxProvider | None
+        ) -> Any:
             for _ in range(6):
                 try:
                     await asyncio.sleep(0.1)

@@ -258,7 +258,7 @@ async def test_a_foreign_environment_is_played_by_text() -> None:
     assert trajectory.prompt[0].content.startswith("Go right.\n\n"), "the text of reset is there"
     assert "write one of left, right" in trajectory.turns[0].reply[0].content
     assert trajectory.ending is Ending.ANSWERED
-    (verdict,) = await environment.verifier.grade(task, [episode])
+    (verdict,) = await environment.verifier.grade(task, [episode], None)
     assert (verdict.reward, verdict.passed) == (0.5, True)
     assert Corridor.log.count("reset") == 1, "nobody resets on the sly"
 

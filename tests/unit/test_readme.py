@@ -33,7 +33,7 @@ async def test_the_environment_of_the_readme(tmp_path: Path) -> None:
     )
     episode = await run_script(stage, train[0], script)
     assert episode.trajectory.ending is Ending.ANSWERED
-    (verdict,) = await powers.verifier.grade(train[0], [episode])
+    (verdict,) = await powers.verifier.grade(train[0], [episode], None)
     assert verdict.passed
 
 

@@ -57,6 +57,7 @@ from agentrl.types import (
     Task,
     ToolEvent,
     assistant,
+    digest_of_ids,
     user,
 )
 
@@ -99,6 +100,7 @@ async def test_each_turn_adds_to_what_the_engine_saw_before() -> None:
     trajectory = (await one(a_stage(engine, FakeEnvironment(answer=echo)))).trajectory
     (requests,) = engine.requests.values()
     prompts = [prompt for prompt, _ in requests]
+    assert [turn.seen for turn in trajectory.turns] == [digest_of_ids(p) for p in prompts]
     assert len(prompts) == len(trajectory.turns) == 3
     for turn, (before, after) in zip(
         trajectory.turns,
@@ -541,6 +543,9 @@ async def test_step_without_answer_or_end_is_the_environments_fault() -> None:
 async def test_task_with_a_sandbox_needs_a_backend() -> None:
     with pytest.raises(ConfigError, match="needs a sandbox"):
         await run_group(a_stage(), a_problem(sandbox=SandboxSpec()), size=2, seed=0)
+    graded_there = replace(a_problem(), grading=SandboxSpec())
+    with pytest.raises(ConfigError, match="needs a sandbox"):
+        await run_group(a_stage(), graded_there, size=2, seed=0)
 
 
 # ---------------------------------------------------------------- sandbox

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -20,9 +21,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import RecordError
+from agentrl.lesson import Lesson
 from agentrl.rollout import Stage, run_group
 from agentrl.store import ParquetStore, secret_values
-from agentrl.store.redaction import REDACTED, cleaner
+from agentrl.store.footer import SEAL, UNSEALED, seal
+from agentrl.store.redaction import REDACTED, REDACTED_ID, Redactor
 from agentrl.testing.fakes import (
     CharRenderer,
     FakeEnvironment,
@@ -37,12 +40,16 @@ from agentrl.types import (
     Group,
     Message,
     ObservationTokens,
+    SandboxSpec,
+    Task,
     ToolCall,
     ToolEvent,
     Trajectory,
     Turn,
     Verdict,
 )
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 # ---------------------------------------------------------------- arbitrary groups
 
@@ -95,6 +102,22 @@ TURNS = st.builds(
     message=MESSAGES,
     reply=st.lists(MESSAGES, max_size=2).map(tuple),
     reward=FLOATS,
+    seen=st.sampled_from(["", "0123456789abcdef"]),
+)
+PATHS = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=5)
+FILES = st.dictionaries(PATHS, st.binary(max_size=9), max_size=2)
+SPECS = st.builds(
+    SandboxSpec,
+    image=TEXT,
+    files=FILES,
+    memory_mb=st.integers(1, 4096),
+    cpus=st.floats(0.1, 64),
+    egress=st.lists(TEXT, max_size=2).map(tuple),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | FLOATS | TEXT,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=4,
 )
 
 
@@ -123,11 +146,21 @@ def groups(draw: st.DrawFn) -> Group:
     verdicts = st.builds(Verdict, reward=FLOATS, **parts) | st.builds(
         Verdict, invalid=TEXT, **parts
     )
+    task = st.builds(
+        Task,
+        id=st.just(task_id or "t"),
+        prompt=st.lists(MESSAGES, max_size=2).map(tuple),
+        sandbox=st.none() | SPECS,
+        artifacts=st.lists(PATHS, max_size=2).map(tuple),
+        setup=st.dictionaries(TEXT, JSON, max_size=2),
+    )
     return Group(
         task_id=task_id,
         trajectories=tuple(draw(trajectories) for _ in range(size)),
         verdicts=tuple(draw(verdicts) for _ in range(size)),
         faults=tuple(draw(st.lists(TEXT, max_size=2))),
+        task=draw(st.none() | task),
+        artifacts=draw(st.just(()) | st.lists(FILES, min_size=size, max_size=size).map(tuple)),
     )
 
 
@@ -279,6 +312,23 @@ def test_pandas_reads_it(tmp_path: Path) -> None:
     assert frame.ending[0] == "answered" and frame.id.isna()[2]
 
 
+def test_duckdb_and_datasets_read_it(tmp_path: Path) -> None:
+    store = ParquetStore(tmp_path / "trajectories")
+    for version in range(2):
+        group = replace(a_group(f"t{version}"), artifacts=({"a": b"1"},) * 2)
+        store.append([group], version=version)
+    store.append_lessons([], {}, version=1)
+    files = str(tmp_path / "trajectories" / "step-*.parquet")
+    duckdb = pytest.importorskip("duckdb")
+    query = f"select task_id, avg(reward), sum(len(token_ids)) from '{files}' group by 1 order by 1"
+    assert duckdb.sql(query).fetchall() == [("t0", 0.5, 24), ("t1", 0.5, 24)]
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.load_dataset(
+        "parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert rows["task_id"] == ["t0", "t0", "t1", "t1"] and len(rows[0]["token_ids"]) == 12
+
+
 def test_metadata_is_kept_beside_the_step(tmp_path: Path) -> None:
     store = ParquetStore(tmp_path, metadata={"tokenizer_sha256": "ab", "template_sha256": "cd"})
     store.append([a_group()], version=1)
@@ -372,14 +422,60 @@ def test_what_looks_like_a_secret() -> None:
 
 
 def test_longer_secrets_go_before_their_own_parts() -> None:
-    clean = cleaner(["password", "password-and-more"])
+    clean = Redactor(["password", "password-and-more"]).text
     assert clean("x password-and-more password") == f"x {REDACTED} {REDACTED}"
 
 
-def test_no_column_could_hold_a_reference(tmp_path: Path) -> None:
-    ParquetStore(tmp_path).append([a_group()], version=0)
-    names = set(pq.read_schema(only(tmp_path)).names)
-    assert not names & {"reference", "gold", "problem", "task", "artifacts", "setup"}
+async def test_no_reference_is_in_the_file(tmp_path: Path) -> None:
+    stage = Stage(
+        engine=FixedEngine("done"),
+        renderer=CharRenderer(),
+        environment=FakeEnvironment(answer=echo, verifier=FakeVerifier(rate=lambda *_: 1.0)),
+    )
+    problem = replace(a_problem(), reference="the-gold-answer")
+    ParquetStore(tmp_path).append([await run_group(stage, problem, size=2, seed=0)], version=0)
+    assert "the-gold-answer" not in repr(pq.read_table(only(tmp_path)).to_pylist())
+    assert not set(pq.read_schema(only(tmp_path)).names) & {"reference", "gold", "problem"}
+
+
+def test_secrets_leave_files_and_ids_too(tmp_path: Path) -> None:
+    secret, renderer = "sk-live-0123456789", CharRenderer()
+    ids = renderer.write(Message(role="assistant", content=f"key {secret}, {secret[:9]}"))
+    group = a_group(size=1)
+    turn = replace(group.trajectories[0].turns[0], action=action(*ids))
+    group = replace(
+        group,
+        trajectories=(replace(group.trajectories[0], turns=(turn, turn)),),
+        task=Task(id="t", prompt=(), sandbox=SandboxSpec(files={"k": secret.encode()})),
+        artifacts=({"out": f"<{secret}>".encode()},),
+    )
+    store = ParquetStore(tmp_path, secrets=[secret], decode=renderer.text)
+    store.append([group], version=0)
+    (read,) = store.read()
+    (trajectory,) = read.trajectories
+    assert renderer.text(trajectory.token_ids).count(f"key , {secret[:9]}") == 2
+    assert trajectory.token_ids.count(REDACTED_ID) == 2 * len(secret) + sum(
+        i == REDACTED_ID for i in group.trajectories[0].token_ids
+    )
+    assert trajectory.metrics["redacted_tokens"] == 2 * len(secret)
+    assert trajectory.action_mask == group.trajectories[0].action_mask
+    assert read.artifacts == ({"out": f"<{REDACTED}>".encode()},)
+    assert read.task is not None and read.task.sandbox is not None
+    assert read.task.sandbox.files == {"k": REDACTED.encode()}
+
+
+@given(
+    before=st.text("ab-", max_size=8), between=st.text("ab-", max_size=8), after=st.text(max_size=5)
+)
+def test_no_part_of_a_spelled_secret_stays(before: str, between: str, after: str) -> None:
+    secret, renderer = "abba-abba", CharRenderer()
+    text = f"{before}{secret}{between}{secret}{after}"
+    spelled = renderer.write(Message(role="assistant", content=text))
+    turn = replace(a_group().trajectories[0].turns[0], action=action(*spelled))
+    trajectory = replace(a_group().trajectories[0], turns=(turn,))
+    kept = Redactor([secret], decode=renderer.text).tokens(trajectory)
+    assert secret not in renderer.text(kept.token_ids)
+    assert len(kept.token_ids) == len(trajectory.token_ids)
 
 
 def test_half_a_surrogate_pair_is_replaced_not_a_crash(tmp_path: Path) -> None:
@@ -411,9 +507,10 @@ def rewrite(path: Path, **changes: Any) -> None:
         place = table.schema.get_field_index(name)
         field = table.schema.field(name)
         table = table.set_column(place, field, pa.array(values, type=field.type))
-    if "metadata" in changes:
-        table = table.replace_schema_metadata(changes["metadata"])
+    metadata = changes.get("metadata", dict(table.schema.metadata or {}))
+    table = table.replace_schema_metadata({**metadata, SEAL: UNSEALED})
     pq.write_table(table, path)
+    seal(path)
 
 
 def spoil_rows(path: Path, **columns: Any) -> None:
@@ -459,7 +556,7 @@ def test_message_says_foreign_or_other_schema(store: ParquetStore, tmp_path: Pat
     BAD["older schema"](path_of(tmp_path, 1))
     with pytest.raises(RecordError, match="not written by agentrl"):
         list(store.read(version=0))
-    with pytest.raises(RecordError, match="has schema 0, this agentrl reads schema 1"):
+    with pytest.raises(RecordError, match="has schema 0, this agentrl reads schemas 1 to 2"):
         list(store.read(version=1))
 
 
@@ -498,6 +595,68 @@ def test_any_changed_byte_gives_a_named_error_or_the_record(
         list(store.read(version=0))
     except RecordError as error:
         assert "step-00000000.parquet" in str(error)
+
+
+def test_every_changed_byte_of_the_footer_is_noticed(tmp_path: Path) -> None:
+    store = ParquetStore(tmp_path, secrets=())
+    store.append([a_group()], version=0)
+    path = path_of(tmp_path, 0)
+    whole = path.read_bytes()
+    begin = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for place in range(begin, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        path.write_bytes(damaged)
+        with pytest.raises(RecordError, match=r"step-00000000\.parquet is cut or damaged"):
+            list(store.read(version=0))
+    path.write_bytes(whole)
+    assert len(list(store.read(version=0))) == 1
+
+
+def test_an_older_schema_is_migrated(tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / "step-schema-1.parquet", path_of(tmp_path, 0))
+    store = ParquetStore(tmp_path)
+    first, lost = store.read(version=0)
+    assert first == a_group("x") and lost.faults == ("E: 1",)
+    assert store.metadata(0)["tokenizer_sha256"] == "ab"
+    store.append([first, lost], version=1)
+    assert list(store.read(version=1)) == [first, lost]
+    assert store.metadata(1)["agentrl_schema"] == "2"
+
+
+def test_a_newer_schema_is_refused_by_name(store: ParquetStore, tmp_path: Path) -> None:
+    rewrite(path_of(tmp_path, 0), metadata={"agentrl_schema": "3"})
+    with pytest.raises(RecordError, match=r"step-00000000\.parquet has schema 3"):
+        list(store.read(version=0))
+
+
+# ---------------------------------------------------------------- what the learner made of them
+
+
+def test_lessons_lie_beside_their_step_and_go_when_it_is_taken_again(tmp_path: Path) -> None:
+    store = ParquetStore(tmp_path)
+    store.append([a_group()], version=4)
+    taught = [
+        Lesson(group=0, trajectory_id="t/0", member=0, advantages=(-0.5, -0.5), trained_tokens=6),
+        Lesson(
+            group=0, trajectory_id="t/1", member=1, advantages=(), trained_tokens=0, silent="why"
+        ),
+    ]
+    store.append_lessons(taught, {"loss": -0.25, "grad_norm": 1e-3}, version=4)
+    assert store.lessons(4) == (taught, {"loss": -0.25, "grad_norm": 1e-3})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert store.versions() == [4]
+    joined = pd.read_parquet(tmp_path / "step-00000004.parquet").merge(
+        pd.read_parquet(tmp_path / "lessons-00000004.parquet"), on=["group", "id", "member"]
+    )
+    assert list(joined.silent.fillna("")) == ["", "why"] and len(joined) == 2
+    store.append([a_group()], version=4)
+    with pytest.raises(RecordError, match=r"lessons-00000004\.parquet does not exist"):
+        store.lessons(4)
+    (tmp_path / "lessons-00000004.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RecordError, match=r"lessons-00000004\.parquet is cut or damaged"):
+        store.lessons(4)
 
 
 # ---------------------------------------------------------------- whole or not at all

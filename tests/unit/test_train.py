@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agentrl.algorithms import AlgorithmConfig
 from agentrl.errors import NonFiniteLoss, NoSignal, TooManyFaults
 from agentrl.evaluate import summarise
+from agentrl.lesson import Lesson
 from agentrl.rollout import Stage
 from agentrl.testing.fakes import (
     CharRenderer,
@@ -57,9 +58,15 @@ class FakeWeights:
 class MemoryStore:
     def __init__(self) -> None:
         self.steps: dict[int, list[Group]] = {}
+        self.lessons: dict[int, list[Lesson]] = {}
 
     def append(self, groups: Sequence[Group], *, version: int) -> None:
         self.steps[version] = list(groups)
+
+    def append_lessons(
+        self, lessons: Sequence[Lesson], stats: Mapping[str, float], *, version: int
+    ) -> None:
+        self.lessons[version] = list(lessons)
 
     def read(self, *, version: int | None = None) -> Iterator[Group]:
         for step in sorted(self.steps) if version is None else [version]:

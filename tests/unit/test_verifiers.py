@@ -61,7 +61,7 @@ def episode(message: Message | str, *, prompt: str = "q", shown: str = "") -> Ep
 
 
 def grade(verifier: Verifier, reference: object, *episodes: Episode) -> list[Verdict]:
-    return list(asyncio.run(verifier.grade(problem("q", reference, id="t"), episodes)))
+    return list(asyncio.run(verifier.grade(problem("q", reference, id="t"), episodes, None)))
 
 
 def graded(verifier: Verifier, said: str, reference: object) -> Verdict:
@@ -321,7 +321,7 @@ def test_a_math_worker_that_dies_is_invalid_and_replaced() -> None:
     verifier._pool._idle.put(worker)
 
     async def both() -> list[Verdict]:
-        asked = problem("q", "7", id="t"), [episode("2x+y-2x")]
+        asked = problem("q", "7", id="t"), [episode("2x+y-2x")], None
         return [*(await verifier.grade(*asked)), *(await verifier.grade(*asked))]
 
     first, second = asyncio.run(both())

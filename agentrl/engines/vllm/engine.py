@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentrl.engines.context import check_positions
 from agentrl.engines.vllm.settings import (
     SCORING,
     check_import,
+    check_scoring_temperature,
     check_temperature,
     checked_ids,
     engine_arguments,
@@ -56,12 +58,7 @@ class VllmEngine:
     ) -> None:
         require_vllm()
         set_environment()
-        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        if positions is not None and positions < context_tokens:
-            raise ConfigError(
-                f"engine.context_tokens ({context_tokens}) is more than the {positions} positions "
-                f"that {type(model).__name__} knows: lower it"
-            )
+        check_positions(model, context_tokens)
         self.version = 0
         """The policy version that is served: set by `load`."""
         self.fingerprint = ""
@@ -129,8 +126,7 @@ class VllmEngine:
         """
         from agentrl.engines.vllm.stepper import read_scores
 
-        if temperature != 1.0:
-            raise ValueError(f"vLLM scores a sequence at temperature 1 only, not {temperature}")
+        check_scoring_temperature(temperature)
         ids = self._checked(token_ids, "a sequence to score")
         return await self._request(ids, SCORING, read_scores)
 

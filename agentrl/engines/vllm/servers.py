@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from agentrl.engines.vllm.settings import (
     SCORING,
+    check_scoring_temperature,
     check_temperature,
     checked_ids,
     roomy_folder,
@@ -167,8 +168,7 @@ class VllmServersEngine:
 
         Raises ValueError as the vLLM engine does, WeightsNotApplied if the replicas disagree.
         """
-        if temperature != 1.0:
-            raise ValueError(f"vLLM scores a sequence at temperature 1 only, not {temperature}")
+        check_scoring_temperature(temperature)
         ids = self._checked(token_ids, "a sequence to score")
         first = await self._persist("probe", lambda r: r.score(ids, SCORING))
         self._probe = ids, first

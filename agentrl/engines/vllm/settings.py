@@ -146,6 +146,12 @@ SCORING: Mapping[str, Any] = MappingProxyType(
 """A request that asks for the logprobs of its own prompt."""
 
 
+def check_scoring_temperature(temperature: float) -> None:
+    """Raise ValueError for any but 1: vLLM scores prompts at no other."""
+    if temperature != 1.0:
+        raise ValueError(f"vLLM scores a sequence at temperature 1 only, not {temperature}")
+
+
 def checked_ids(token_ids: Sequence[int], what: str, *, context: int, vocab: int) -> list[int]:
     """Ids that vLLM can go on from. Raises ValueError: empty, no room left, or unknown ones."""
     ids = [int(i) for i in token_ids]
