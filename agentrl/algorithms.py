@@ -173,7 +173,7 @@ class AlgorithmConfig(BaseModel):
     )
     mismatch: Literal[
         "none", "truncate", "mask", "sequence_truncate", "sequence_mask", "geometric_mask",
-        "sequence_geometric_mask",
+        "sequence_geometric_mask", "negative_geometric_mask",
     ] = Field(
         "truncate",
         description="weight of learner against engine: cut at the cap, or dropped outside the "
@@ -182,11 +182,6 @@ class AlgorithmConfig(BaseModel):
     )  # fmt: skip
     mismatch_bounds: tuple[float, float] = Field(
         (0.0, 2.0), description="floor and cap of that weight"
-    )
-    mismatch_gate: float | None = Field(
-        None,
-        ge=0,
-        description="a trajectory with A < 0 whose mean log(engine / policy) is above is dropped",
     )
     entropy_coef: float = Field(0.0, description="entropy bonus")
     mask_truncated: bool = Field(

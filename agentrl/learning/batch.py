@@ -156,11 +156,7 @@ def supervised_batch(trajectories: Sequence[Trajectory]) -> Batch:
 
 def needs_behavior(algorithm: AlgorithmConfig) -> bool:
     """Whether the loss reads the engine's logprobs."""
-    return (
-        algorithm.proximal == "behavior"
-        or algorithm.mismatch != "none"
-        or algorithm.mismatch_gate is not None
-    )
+    return algorithm.proximal == "behavior" or algorithm.mismatch != "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,8 +85,7 @@ def policy_loss(scores: Scores, algorithm: AlgorithmConfig) -> TokenLoss:
     ratio = bounded_exp(level_of(log_ratio, scores, algorithm.ratio))
     objective, clipped = clipped_objective(ratio, scores, algorithm)
     weight, cut = mismatch_weight(scores.proximal - scores.behavior, scores, algorithm)
-    gated = beyond_gate(scores, algorithm)
-    per_token = -objective * torch.where(gated, 0.0, weight)
+    per_token = -objective * weight
     kl = torch.zeros_like(per_token)
     if scores.reference is not None and algorithm.kl_form != "k1_reward":
         distance = scores.logprobs - scores.reference
@@ -104,7 +103,7 @@ def policy_loss(scores: Scores, algorithm: AlgorithmConfig) -> TokenLoss:
         kl=kl.detach(),
         mismatch=(scores.logprobs.detach() if algorithm.proximal == "behavior" else scores.proximal)
         - scores.behavior,
-        cut=(cut | gated).float(),
+        cut=cut.float(),
     )
 
 
@@ -167,6 +166,9 @@ def mismatch_weight(
     the bounds, else 0; `sequence_truncate` and `sequence_mask` the same of the product over the
     trajectory; `geometric_mask` 1 if the geometric mean over the turn is inside the bounds, else
     0, `sequence_geometric_mask` over the trajectory: a mean doesn't grow with length as a product.
+    `negative_geometric_mask` drops only what has A < 0 and is below the floor, by the policy as it
+    is: bad samples that it has come to find unlikely teach noise, good ones may be as far away
+    (2512.02556, whose delta is -log floor).
     """
     if algorithm.mismatch == "none":
         ones = torch.ones_like(log_difference)
@@ -177,6 +179,9 @@ def mismatch_weight(
             log_difference = _segment_sum(log_difference, scores.rows)[scores.rows]
         case "geometric_mask":
             log_difference = segment_mean(log_difference, scores.turns)[scores.turns]
+        case "negative_geometric_mask":
+            away = scores.logprobs.detach() - scores.behavior
+            log_difference = segment_mean(away, scores.rows)[scores.rows]
         case "sequence_geometric_mask":
             log_difference = segment_mean(log_difference, scores.rows)[scores.rows]
         case _:
@@ -185,20 +190,10 @@ def mismatch_weight(
     if algorithm.mismatch.endswith("truncate"):
         return weight.clamp(max=cap), weight > cap
     dropped = (weight < floor) | (weight > cap)
+    if algorithm.mismatch == "negative_geometric_mask":
+        dropped = (weight < floor) & (scores.advantages < 0)
     kept = torch.ones_like(weight) if "geometric" in algorithm.mismatch else weight
     return torch.where(dropped, 0.0, kept), dropped
-
-
-def beyond_gate(scores: Scores, algorithm: AlgorithmConfig) -> Tensor:
-    """Which tokens have A < 0 and a trajectory with mean log(engine / policy) above it, bool [N].
-
-    Bad samples that the policy has come to find unlikely teach noise; good ones may be as far away
-    (2512.02556). A mean over the trajectory, so one bound fits all lengths.
-    """
-    if algorithm.mismatch_gate is None:
-        return torch.zeros_like(scores.advantages, dtype=torch.bool)
-    away = segment_mean(scores.behavior - scores.logprobs.detach(), scores.rows)[scores.rows]
-    return (scores.advantages < 0) & (away > algorithm.mismatch_gate)
 
 
 def kl_estimate(log_difference: Tensor, form: str) -> Tensor:

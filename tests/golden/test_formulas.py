@@ -468,7 +468,9 @@ def test_negative_trajectories_beyond_the_gate_are_dropped_whatever_their_length
     given = scores(
         logprobs, advantages, proximal=torch.zeros(24), behavior=behavior, rows=rows, turns=rows
     )
-    out = policy_loss(given, algorithm(mismatch_gate=gate))
+    out = policy_loss(
+        given, algorithm(mismatch="negative_geometric_mask", mismatch_bounds=(exp(-gate), 5))
+    )
     out.loss.backward()
     live = (logprobs.grad != 0).tolist()
     assert live == [not dropped] * 22 + [True] * 2
