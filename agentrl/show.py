@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from agentrl.lesson import Lesson
 from agentrl.types import ActionTokens, Group, Message, Trajectory, Turn, Verdict
 
 if TYPE_CHECKING:
@@ -68,9 +70,16 @@ def print_lines(console: "Console", lines: Iterable[Line], *, plain: bool = Fals
 
 
 def describe(
-    group: Group, *, decode: Decode | None = None, member: int | None = None
+    group: Group,
+    *,
+    decode: Decode | None = None,
+    member: int | None = None,
+    lessons: Mapping[int, Lesson] = MappingProxyType({}),
 ) -> Iterator[Line]:
-    """The lines of a group: exact tokens where `decode` is given, else the parsed messages."""
+    """The lines of a group: exact tokens where `decode` is given, else the parsed messages.
+
+    `lessons` has, by member, what the learner made of it.
+    """
     chosen = [
         (trajectory, verdict)
         for trajectory, verdict in zip(group.trajectories, group.verdicts, strict=True)
@@ -79,6 +88,8 @@ def describe(
     yield from _lines(Ink.HEAD, f"task {group.task_id}")
     for trajectory, verdict in chosen:
         yield from _trajectory(trajectory, verdict, decode)
+        if trajectory.member in lessons:
+            yield from _lesson(lessons[trajectory.member])
     for fault in group.faults:
         yield from _lines(Ink.BAD, f"a member was lost: {fault}")
 
@@ -207,6 +218,15 @@ def _verdict(verdict: Verdict) -> Iterator[Line]:
         parts.append(f"steps {json.dumps(list(verdict.step_rewards))}")
     parts += [verdict.note] if verdict.note else []
     yield from _lines(Ink.BAD if verdict.invalid else Ink.FACT, f"verdict: {', '.join(parts)}")
+
+
+def _lesson(lesson: Lesson) -> Iterator[Line]:
+    if lesson.silent is not None:
+        yield from _lines(Ink.FACT, f"no gradient: {lesson.silent}")
+        return
+    advantages = ", ".join(f"{value:.4g}" for value in lesson.advantages)
+    text = f"learned from: {lesson.trained_tokens} tokens, advantage by turn {advantages}"
+    yield from _lines(Ink.FACT, text)
 
 
 def _worth(verdict: Verdict) -> str:

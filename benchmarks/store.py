@@ -1,9 +1,10 @@
-"""Bytes a token and speed of the trajectory store, beside JSONL, in one run.
+"""Bytes a token and speed of the trajectory store, beside JSONL and plain Parquet, in one run.
 
     python benchmarks/store.py --trajectories 1000 --tokens 8000
 
-Both JSONL forms hold what a trainer needs; the first repeats the whole prompt in each turn (how
-request logs look), the second has each message once, with ids, mask and logprobs beside it.
+The other forms hold what a trainer needs; the first repeats the whole prompt in each turn (how
+request logs look), the second has each message once, with ids, mask and logprobs beside it, the
+third is the second as Parquet with pyarrow's own settings.
 Ids follow a Zipf law over `--vocabulary`, logprobs an exponential one: text-like, but made up.
 """
 
@@ -19,6 +20,10 @@ from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from agentrl.store import ParquetStore
 from agentrl.types import (
@@ -128,16 +133,22 @@ def full_prompts(groups: Sequence[Group]) -> Iterator[str]:
 
 def whole_episodes(groups: Sequence[Group]) -> Iterator[str]:
     """One line a trajectory, with a mask and a logprob for each id."""
+    return map(json.dumps, episode_rows(groups))
+
+
+def episode_rows(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
     for trajectory in (t for g in groups for t in g.trajectories):
-        yield json.dumps(
-            {
-                "id": trajectory.id,
-                "messages": [asdict(m) for m in trajectory.messages],
-                "ids": trajectory.token_ids,
-                "mask": [int(m) for m in trajectory.action_mask],
-                "logprobs": trajectory.behavior_logprobs,
-            }
-        )
+        yield {
+            "id": trajectory.id,
+            "messages": [asdict(m) for m in trajectory.messages],
+            "ids": trajectory.token_ids,
+            "mask": [int(m) for m in trajectory.action_mask],
+            "logprobs": trajectory.behavior_logprobs,
+        }
+
+
+def write_plain(path: Path, groups: Sequence[Group]) -> None:
+    pq.write_table(pa.Table.from_pylist(list(episode_rows(groups))), path)
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -188,6 +199,10 @@ def main() -> None:
                 took = seconds(lambda p=path, g=groups, x=lines: write_lines(p, x(g)))
                 read = seconds(lambda p=path: read_lines(p))
                 add(totals, kind, path.stat().st_size, took, read)
+            path = folder / "plain.parquet"
+            took = seconds(lambda p=path, g=groups: write_plain(p, g))
+            read = seconds(lambda p=path: len(pq.read_table(p).to_pylist()))
+            add(totals, "Parquet, plain", path.stat().st_size, took, read)
     print(f"{steps * args.step} trajectories of about {tokens // (steps * args.step)} tokens")
     print(f"{'format':24}{'bytes/token':>12}{'write tok/s':>14}{'read tok/s':>14}")
     for kind, (size, took, read) in totals.items():

@@ -153,7 +153,8 @@ def rollout(
         ParquetStore(Path(out)).append(groups, version=0)
         typer.echo(f"{len(groups)} groups in {out}", err=True)
     if out is None or json_:
-        inspection.show_groups(groups, plain=plain, as_json=json_)
+        for group in groups:
+            inspection.show_group(group, plain=plain, as_json=json_)
 
 
 inspection.register(app)

@@ -1,8 +1,9 @@
 """The verbs that look: show, list, report, doctor."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,6 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.show import Decode, describe, find_decode, print_lines, printable, record
 
 if TYPE_CHECKING:
+    from agentrl.lesson import Lesson
     from agentrl.types import Group
 
 KINDS = ("environments", "sandboxes", "engines", "models", "presets", "runs")
@@ -43,9 +45,9 @@ def show(
 
     records = Records(run, step=step)
     step = records.steps[-1]
-    found = (g for g in records.groups(step) if task in (None, g.task_id))
+    found = ((n, g) for n, g in enumerate(records.groups(step)) if task in (None, g.task_id))
     if member is not None:
-        found = (g for g in found if any(t.member == member for t in g.trajectories))
+        found = ((n, g) for n, g in found if any(t.member == member for t in g.trajectories))
     chosen = list(islice(found, groups))
     if not chosen:
         wanted = f"task {task}" if task is not None else "group"
@@ -54,31 +56,35 @@ def show(
     decode = None if messages else find_decode(records.run, records.facts(step))
     if not json_:
         typer.echo(f"step {step}" + ("" if decode or messages else " (no tokenizer: messages)"))
-    show_groups(chosen, decode=decode, member=member, plain=plain, as_json=json_)
+    lessons = records.lessons(step)
+    for number, group in chosen:
+        taught = {one.member: one for one in lessons if one.group == number}
+        show_group(group, decode=decode, member=member, lessons=taught, plain=plain, as_json=json_)
 
 
-def show_groups(
-    groups: "Iterable[Group]",
+def show_group(
+    group: "Group",
     *,
     decode: Decode | None = None,
     member: int | None = None,
+    lessons: "Mapping[int, Lesson]" = MappingProxyType({}),
     plain: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Print groups on stdout: in colours, with marks alone, or as one JSON line each."""
+    """Print a group on stdout: in colours, with marks alone, or as one JSON line."""
     if as_json:
-        for group in groups:
-            row = record(group)
-            kept = [n for n, t in enumerate(group.trajectories) if member in (None, t.member)]
-            by_member = ("trajectories", "verdicts", *(("artifacts",) if group.artifacts else ()))
-            row |= {name: [row[name][n] for n in kept] for name in by_member}
-            echo_json(row)
+        row = record(group)
+        kept = [n for n, t in enumerate(group.trajectories) if member in (None, t.member)]
+        by_member = ("trajectories", "verdicts", *(("artifacts",) if group.artifacts else ()))
+        row |= {name: [row[name][n] for n in kept] for name in by_member}
+        taught = [record(lessons.get(t.member)) for t in group.trajectories]
+        echo_json(row | {"lessons": [taught[n] for n in kept]})
         return
     from rich.console import Console
 
     console = Console(highlight=False, emoji=False, markup=False)
-    for group in groups:
-        print_lines(console, describe(group, decode=decode, member=member), plain=plain)
+    lines = describe(group, decode=decode, member=member, lessons=lessons)
+    print_lines(console, lines, plain=plain)
 
 
 def list_(

@@ -208,7 +208,7 @@ def _reexecute(wanted: Wanted) -> bool:
 
 
 def _fork(wanted: Wanted) -> bool:
-    from agentrl.cli.inspection import show_groups
+    from agentrl.cli.inspection import show_group
     from agentrl.replay.fork import Edit
 
     one = wanted.one()
@@ -217,7 +217,7 @@ def _fork(wanted: Wanted) -> bool:
         weights = wanted.replay.weights(one)
         typer.echo(printable(f"{one.name}, live from turn {edit.turn} with {weights}"))
     group = wanted.replay.fork(one, edit, samples=wanted.samples, temperature=wanted.temperature)
-    show_groups([group], as_json=wanted.as_json)
+    show_group(group, as_json=wanted.as_json)
     return not group.faults
 
 

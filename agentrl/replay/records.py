@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agentrl.config import RunConfig, load_config, parse_config
 from agentrl.errors import ConfigError, RecordError
+from agentrl.lesson import Lesson
 from agentrl.store import ParquetStore, read_facts, read_file
 from agentrl.types import Episode, Group, Task, Trajectory, Verdict
 
@@ -82,6 +83,13 @@ class Records:
     def facts(self, step: int) -> dict[str, str]:
         """What was stored beside them. Raises RecordError."""
         return read_facts(self._path(step))
+
+    def lessons(self, step: int) -> Sequence[Lesson]:
+        """What the learner made of a step's episodes; none if it has not learned from them yet."""
+        try:
+            return self.store.lessons(step)[0]
+        except RecordError:
+            return ()
 
     def config(self) -> RunConfig:
         """The configuration of the run, from the file or from its run directory.

@@ -131,6 +131,10 @@ def test_shown_tokens_are_marked_by_author(trained: Path, said: Say) -> None:
     assert any(line.lstrip().startswith("<") for line in shown)
     (group,) = objects(said("show", str(trained), "--member", "1", "--json"))
     assert [t["member"] for t in group["trajectories"]] == [1]
+    (lesson,) = group["lessons"]
+    told = "no gradient: " if lesson["silent"] else "learned from: "
+    taught = [line for line in shown if line.lstrip(" .").startswith(("no gradient", "learned"))]
+    assert len(taught) == 4 and any(told in line for line in taught)
 
 
 def test_warm_start_alone_is_a_model_folder_and_is_not_repeated(tmp_path: Path, said: Say) -> None:
