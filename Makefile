@@ -32,6 +32,7 @@ train: $(SETUP)
 	$(BIN)/agentrl report runs/quickstart
 
 test: $(SETUP) $(VLLM)
+	scripts/install-system chromium
 	scripts/start-docker
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -81,7 +81,7 @@ class Replay:
         """First rung, for every chosen step. Files that can't be read are findings, too."""
         for step in self.records.steps:
             try:
-                language, notes = self._language(step)
+                language, notes = self.language(step)
                 yield from notes
                 for group in self.records.groups(step):
                     yield from check_group(group, language)
@@ -90,19 +90,21 @@ class Replay:
 
     def regrade(self) -> Iterator[Regraded]:
         """Second rung, for every chosen step."""
-        timeout_s = self.config.rollout.grade_timeout_s
         for step in self.records.steps:
             for group in self.records.groups(step):
-                problem = self.problem(group.task_id)
-                yield from asyncio.run(
-                    regrade(
-                        group,
-                        problem,
-                        self.environment.verifier,
-                        sandboxes=self._sandboxes(needed=problem.grading is not None),
-                        timeout_s=timeout_s,
-                    )
-                )
+                yield from self.regrade_group(group)
+
+    def regrade_group(self, group: Group) -> Sequence[Regraded]:
+        """Second rung, for one group."""
+        problem = self.problem(group.task_id)
+        again = regrade(
+            group,
+            problem,
+            self.environment.verifier,
+            sandboxes=self._sandboxes(needed=problem.grading is not None),
+            timeout_s=self.config.rollout.grade_timeout_s,
+        )
+        return asyncio.run(again)
 
     def reexecute(
         self, episodes: Sequence[Recorded], *, ignore: Sequence[str] = ()
@@ -216,7 +218,7 @@ class Replay:
         section = self.config.sandbox
         return open_sandboxes(used.get("backend") or section.name, section.options)
 
-    def _language(self, step: int) -> tuple[Language | None, list[Finding]]:
+    def language(self, step: int) -> tuple[Language | None, list[Finding]]:
         """How the run's messages are written, if its tokenizer is at hand; what to say of it."""
         try:
             tokenizer = self._tokenizer

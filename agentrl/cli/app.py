@@ -2,7 +2,7 @@
 
 import typer
 
-from agentrl.cli import checks, inspection, replay, workshop
+from agentrl.cli import checks, inspection, replay, view, workshop
 from agentrl.cli.options import (
     Json,
     Model,
@@ -160,4 +160,5 @@ def rollout(
 inspection.register(app)
 workshop.register(app)
 replay.register(app)
+view.register(app)
 app.add_typer(checks.app, name="check")

@@ -6,9 +6,10 @@ import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 
 from agentrl.atomic import HALF_WRITTEN, whole_file
@@ -24,6 +25,7 @@ _STEP_FILE = re.compile(r"step-(\d{8,})\.parquet")
 _LESSONS_FILE = re.compile(r"lessons-(\d{8,})\.parquet")
 _SCHEMA_KEY = "agentrl_schema"
 _READ_ROWS = 16
+compute: Any = pyarrow.compute  # its functions are made at run time
 _WRITE_TOKENS = 1 << 20
 """A row group holds about so many ids: what writing and reading keep in memory at once."""
 
@@ -156,15 +158,31 @@ def _chunks(groups: Sequence[Group]) -> Iterator[list[tuple[int, Group]]]:
 def read_file(path: Path) -> Iterator[Group]:
     """The groups of a step file, one in memory at a time. Raises RecordError."""
     with _naming(path), _open(path) as file:
-        facts = _facts(file)
-        if _SCHEMA_KEY not in facts:
-            raise RecordError(f"{path} was not written by agentrl: move it out of the folder")
-        if facts[_SCHEMA_KEY] not in READABLE:
-            raise RecordError(
-                f"{path} has schema {facts[_SCHEMA_KEY]}, this agentrl reads schemas "
-                f"{READABLE[0]} to {VERSION}: read it with the version that wrote it"
-            )
+        _check_schema(file, path)
         yield from decode(file.iter_batches(batch_size=_READ_ROWS))
+
+
+def read_group(path: Path, number: int) -> Group:
+    """One group of a step file, without decoding the others. Raises RecordError."""
+    with _naming(path), _open(path) as file:
+        _check_schema(file, path)
+        rows = (
+            found
+            for batch in file.iter_batches(
+                batch_size=_READ_ROWS, row_groups=_row_groups(file, number)
+            )
+            if (found := batch.filter(compute.equal(batch.column("group"), number))).num_rows
+        )
+        for group in decode(rows):
+            return group
+    raise RecordError(f"{path} has no group {number}")
+
+
+def read_columns(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Some columns of a step file, as they are stored. Raises RecordError."""
+    with _naming(path), _open(path) as file:
+        _check_schema(file, path)
+        yield from file.iter_batches(columns=list(columns))
 
 
 @contextmanager
@@ -175,6 +193,31 @@ def _open(path: Path) -> Generator[pq.ParquetFile]:
         if _facts(file).get(_SCHEMA_KEY) in READABLE[1:] and not sealed:
             raise RecordError(f"{path} is cut or damaged: its footer has lost its checksum")
         yield file
+
+
+def _row_groups(file: pq.ParquetFile, number: int) -> list[int]:
+    """Where rows of a group may be, told by the footer."""
+    column = COLUMNS.get_field_index("group")
+    bounds = [
+        file.metadata.row_group(place).column(column).statistics
+        for place in range(file.metadata.num_row_groups)
+    ]
+    return [
+        place
+        for place, known in enumerate(bounds)
+        if known is None or known.min <= number <= known.max
+    ]
+
+
+def _check_schema(file: pq.ParquetFile, path: Path) -> None:
+    facts = _facts(file)
+    if _SCHEMA_KEY not in facts:
+        raise RecordError(f"{path} was not written by agentrl: move it out of the folder")
+    if facts[_SCHEMA_KEY] not in READABLE:
+        raise RecordError(
+            f"{path} has schema {facts[_SCHEMA_KEY]}, this agentrl reads schemas "
+            f"{READABLE[0]} to {VERSION}: read it with the version that wrote it"
+        )
 
 
 def _facts(file: pq.ParquetFile) -> dict[str, str]:

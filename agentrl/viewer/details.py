@@ -1,0 +1,227 @@
+"""What the page shows of a run, a group and a trajectory, as plain JSON values."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import RecordError
+from agentrl.lesson import Lesson
+from agentrl.metrics import read_metrics
+from agentrl.replay.diff import diff
+from agentrl.replay.records import Recorded
+from agentrl.show import Decode, find_decode, record
+from agentrl.store import read_facts, read_group
+from agentrl.types import Group, Messages, Turn
+from agentrl.viewer.rows import Rows
+
+_WHOLE_FILE_BYTES = 4096
+_CHARACTER_IDS = 6
+"""Ids that may together spell one character of UTF-8 (4 bytes), with room for odd tokenizers."""
+
+
+class Details:
+    """A run directory, finished or not, or a folder of step files.
+
+    Raises RecordError for anything else.
+    """
+
+    def __init__(self, source: Path) -> None:
+        folder = source / "trajectories"
+        is_run = folder.is_dir() or (source / "config.yaml").is_file()
+        self.rows = Rows(folder if is_run else source)
+        self.run = source if is_run else source.parent
+        if not is_run and not self.rows.steps():
+            raise RecordError(f"{source} is neither a run directory nor a folder of step files")
+        self._name = source.resolve().name
+
+    def overview(self) -> dict[str, Any]:
+        """The run itself: its steps, metrics, configuration and what it was made of."""
+        provenance = _text(self.run / "provenance.json")
+        return {
+            "name": self._name,
+            "steps": self.rows.steps(),
+            "metrics": read_metrics(self.run / "metrics.jsonl"),
+            "config": _text(self.run / "config.yaml"),
+            "provenance": _json(provenance),
+        }
+
+    def group(self, step: int, number: int) -> dict[str, Any]:
+        """A group side by side: its task, and for each member what it said and was worth."""
+        group = self.recorded(step, number)
+        lessons = self._lessons(step, number)
+        return {
+            "step": step,
+            "number": number,
+            "task_id": group.task_id,
+            "task": record(group.task),
+            "faults": group.faults,
+            "members": [
+                {
+                    "member": trajectory.member,
+                    "ending": trajectory.ending.value,
+                    "verdict": record(verdict),
+                    "lesson": record(lessons.get(trajectory.member)),
+                    "turns": [_said(turn) for turn in trajectory.turns],
+                }
+                for trajectory, verdict in zip(group.trajectories, group.verdicts, strict=True)
+            ],
+        }
+
+    def trajectory(self, step: int, number: int, member: int) -> dict[str, Any]:
+        """One trajectory with every token: its text, id, author, and logprob if it was sampled."""
+        one = self.episode(step, number, member)
+        trajectory, lesson = one.trajectory, self._lessons(step, number).get(member)
+        shown: Messages = trajectory.prompt
+        turns: list[dict[str, Any]] = []
+        for turn in trajectory.turns:
+            turns.append(_said(turn) | self._strip(turn, shown))
+            shown = turn.reply
+        return {
+            "step": step,
+            "number": number,
+            "id": trajectory.id,
+            "task_id": trajectory.task_id,
+            "member": member,
+            "members": [t.member for t in one.group.trajectories],
+            "seed": trajectory.seed,
+            "ending": trajectory.ending.value,
+            "prompt": record(trajectory.prompt),
+            "turns": turns,
+            "events": record(trajectory.events),
+            "metrics": record(trajectory.metrics),
+            "verdict": record(one.verdict),
+            "lesson": record(lesson),
+            "sandbox": self._sandbox(one),
+            "artifacts": [_file(*named) for named in sorted((one.artifacts or {}).items())],
+            "exact": self._decode is not None,
+        }
+
+    def difference(self, step: int, number: int, left: int, right: int) -> dict[str, Any]:
+        """Where two members part."""
+        one, other = (self.episode(step, number, member) for member in (left, right))
+        found = diff(one.trajectory, other.trajectory)
+        return record(found) | {"parts_at": found.parts_at}
+
+    def recorded(self, step: int, number: int) -> Group:
+        """The group as it was stored. Raises RecordError."""
+        return read_group(self.rows.store.path(step), number)
+
+    def episode(self, step: int, number: int, member: int) -> Recorded:
+        """One member of a group. Raises RecordError."""
+        group = self.recorded(step, number)
+        for place, trajectory in enumerate(group.trajectories):
+            if trajectory.member == member:
+                return Recorded(step=step, number=number, group=group, place=place)
+        raise RecordError(f"group {number} of step {step} has no member {member}")
+
+    @cached_property
+    def _decode(self) -> Decode | None:
+        return find_decode(self.run, self._facts)
+
+    @cached_property
+    def _facts(self) -> Mapping[str, str]:
+        steps = self.rows.steps()
+        return read_facts(self.rows.store.path(steps[-1])) if steps else {}
+
+    def _lessons(self, step: int, number: int) -> dict[int, Lesson]:
+        try:
+            lessons, _ = self.rows.store.lessons(step)
+        except RecordError:
+            return {}
+        return {one.member: one for one in lessons if one.group == number}
+
+    def _sandbox(self, one: Recorded) -> dict[str, Any]:
+        spec = None if one.task is None else one.task.sandbox
+        if spec is None:
+            return {}
+        files = {name: f"{len(data)} bytes" for name, data in spec.files.items()}
+        facts = _json(self._facts.get("sandbox", ""))
+        return facts | record(replace(spec, files={})) | {"files": files}
+
+    def _strip(self, turn: Turn, shown: Messages) -> dict[str, Any]:
+        seen, action = turn.observation.token_ids, turn.action
+        before = list(_pieces(seen, self._decode))
+        return {
+            "seen": {
+                "ids": seen,
+                "texts": before,
+                "scaffold": list(_scaffold(before, [message.content for message in shown])),
+            },
+            "action": {
+                "ids": action.token_ids,
+                "texts": list(_pieces(action.token_ids, self._decode)),
+                "logprobs": action.logprobs,
+                "versions": sorted(set(action.versions)),
+                "finish": action.finish,
+            },
+        }
+
+
+def _said(turn: Turn) -> dict[str, Any]:
+    return {
+        "message": record(turn.message),
+        "reply": record(turn.reply),
+        "reward": turn.reward,
+        "sampled": len(turn.action.token_ids),
+    }
+
+
+def _pieces(ids: Sequence[int], decode: Decode | None) -> Iterator[str]:
+    """The text of each id. Of several that spell one character, the first has it, the rest ""."""
+    if decode is None:
+        yield from (f" {number}" for number in ids)
+        return
+    place = 0
+    while place < len(ids):
+        text, size = decode(ids[place : place + 1]), 1
+        while "\ufffd" in text and size < _CHARACTER_IDS and place + size < len(ids):
+            size += 1
+            text = decode(ids[place : place + size])
+        if "\ufffd" in text:
+            text, size = decode(ids[place : place + 1]), 1
+        yield text
+        yield from ("" for _ in range(size - 1))
+        place += size
+
+
+def _scaffold(texts: Sequence[str], contents: Sequence[str]) -> Iterator[bool]:
+    """Which tokens of an observation lie outside the contents of what was shown: the template's.
+
+    Told by looking for the contents, in order, in the text of the tokens; what the template
+    changed is not found and counts as the template's.
+    """
+    whole, spans, at = "".join(texts), list[tuple[int, int]](), 0
+    for content in contents:
+        found = whole.find(content.strip(), at) if content.strip() else -1
+        if found >= 0:
+            at = found + len(content.strip())
+            spans.append((found, at))
+    begin = 0
+    remaining = iter([*spans, (len(whole) + 1, len(whole) + 1)])
+    span = next(remaining)
+    for text in texts:
+        end = begin + len(text)
+        while span[1] <= begin:
+            span = next(remaining)
+        yield end <= span[0]
+        begin = end
+
+
+def _file(name: str, data: bytes) -> dict[str, Any]:
+    shown = data[:_WHOLE_FILE_BYTES].decode(errors="backslashreplace")
+    return {"name": name, "bytes": len(data), "text": shown, "cut": len(data) > _WHOLE_FILE_BYTES}
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
