@@ -21,7 +21,7 @@ from starlette.routing import Route
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.metrics import as_line
 from agentrl.viewer.details import Details
-from agentrl.viewer.rows import wanted_of
+from agentrl.viewer.rows import Wanted, wanted_of
 
 PAGE = files("agentrl.viewer").joinpath("page")
 PAGE_SIZE = 50
@@ -86,6 +86,7 @@ def serve(details: Details, *, port: int, ready: Callable[[str], None]) -> None:
             raise ConfigError(
                 f"port {port} can't be used ({error.strerror}): choose another --port"
             ) from None
+        details.rows.page(Wanted(), begin=0, size=PAGE_SIZE)  # so that the first page is there
         ready(f"http://127.0.0.1:{door.getsockname()[1]}/")
         config = uvicorn.Config(application(details), log_level="warning", lifespan="off")
         uvicorn.Server(config).run(sockets=[door])
