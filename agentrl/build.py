@@ -341,10 +341,14 @@ def load(config: RunConfig, source: str) -> Policy:
 
 
 def learner_of(config: RunConfig, policy: Policy, start: str) -> PolicyLearner:
-    """The run's learner around `policy`; `start` is what its reference policy is loaded from."""
-    reference = load(config, start).model if config.algorithm.kl_coef else None
+    """The run's learner around `policy`; `start` is what its reference policy is loaded from.
+
+    With adapters the learner's model is that of `start`, and `policy` is left as it is.
+    """
+    adapted = config.learner.lora_rank > 0
+    reference = load(config, start).model if config.algorithm.kl_coef and not adapted else None
     return PolicyLearner(
-        policy.model,
+        load(config, start).model if adapted else policy.model,
         learner=config.learner,
         algorithm=config.algorithm,
         temperature=config.sampling.temperature,

@@ -165,6 +165,9 @@ class LearnerSection(Section):
     minibatches: int = Field(default=1, ge=1, description="optimiser steps in a pass")
     micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens in one forward pass")
     gradient_checkpointing: bool = Field(default=False, description="recompute activations")
+    lora_rank: int = Field(
+        default=0, ge=0, description="rank of adapters on every linear layer; 0: train all weights"
+    )
 
 
 class RunConfig(Section):

@@ -267,9 +267,8 @@ class Replay:
     ) -> Relearned:
         """The same weights and optimiser settings, another algorithm; compared with the record."""
         config = self.config.model_copy(update={"algorithm": algorithm})
-        policy = build.load(config, self._start())
-        policy.model.load_state_dict(learner.model.state_dict())
-        other = build.learner_of(config, policy, self._start())
+        other = build.learner_of(config, build.load(config, self._start()), self._start())
+        other.restore(learner.trained())
         other.version = learner.version
         return relearn(other, groups, algorithm, recorded=self._recorded(learner.version))
 

@@ -59,12 +59,14 @@ def save_checkpoint(
     final = root / f"step-{progress.version:06d}"
     if _damage(final) is not None:
         with whole_folder(final) as partial:
-            learner.model.save_pretrained(partial)
+            learner.save_model(partial)
             if save_tokenizer is not None:
                 save_tokenizer(partial)
             if learner.moving_reference is not None:
                 learner.moving_reference.save_pretrained(partial / REFERENCE)
             state = {"optimizer": learner.optimizer.state_dict(), "random": _random_state()}
+            if learner.has_adapters:  # merging rounds, so the model folder can't give them back
+                state["adapters"] = learner.trained()
             torch.save(state, partial / LEARNER)
             (partial / PROGRESS).write_text(json.dumps(asdict(progress)), encoding="utf-8")
             (partial / MANIFEST).write_text(json.dumps(_manifest(partial)), encoding="utf-8")
@@ -83,7 +85,10 @@ def load_checkpoint(folder: Path, learner: PolicyLearner) -> Progress:
     try:
         progress = Progress(**json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
         state = torch.load(folder / LEARNER, map_location="cpu", weights_only=True)
-        _load_weights(folder, learner.model)
+        if learner.has_adapters:
+            learner.restore(state["adapters"])
+        else:
+            _load_weights(folder, learner.model)
         if learner.moving_reference is not None:
             _load_weights(folder / REFERENCE, learner.moving_reference)
         learner.optimizer.load_state_dict(state["optimizer"])

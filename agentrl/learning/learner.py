@@ -1,10 +1,13 @@
 """One policy step from a batch: score, weigh, sum gradients over micro-batches, clip, step."""
 
+import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite, nan
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +18,7 @@ from agentrl.config import LearnerSection
 from agentrl.errors import ConfigError, NonFiniteLoss, RecordError
 from agentrl.learning.advantage import centre
 from agentrl.learning.batch import Batch, needs_behavior
+from agentrl.learning.lora import add_adapters, merged_weights, without_adapters
 from agentrl.learning.loss import Scores, TokenLoss, policy_loss, token_weights
 from agentrl.learning.packing import TokenScores, pack, token_logprobs
 from agentrl.learning.panel import statistics, summary
@@ -37,7 +41,9 @@ class PolicyLearner:
     """A `Learner` for any causal LM of transformers that reads packed rows.
 
     It owns `model` from now on and trains it in place; bfloat16 weights become float32 masters
-    with bfloat16 compute. `reference` is a frozen copy, held only when the algorithm has a KL.
+    with bfloat16 compute. With `lora_rank` they stay as they are, adapters are trained, and the
+    reference is the model without them. Else `reference` is a frozen copy, held only when the
+    algorithm has a KL.
     `total_steps` (optimiser steps in the run) shapes the cosine and linear schedules. Scores are
     taken at `temperature`, that of the sampling distribution.
 
@@ -56,11 +62,21 @@ class PolicyLearner:
     ) -> None:
         if learner.schedule != "constant" and total_steps is None:
             raise ConfigError(f"learner.schedule {learner.schedule} needs total_steps")
+        if learner.lora_rank and algorithm.reference_every:
+            raise ConfigError(
+                "algorithm.reference_every needs a reference of its own, but with "
+                "learner.lora_rank it is the model without adapters: set one of them to 0"
+            )
         self.version = 0
         self._compute_dtype = model.dtype
-        self.model = pack(_with_master_weights(model)).train()
+        self.model = pack(model if learner.lora_rank else _with_master_weights(model)).train()
+        if learner.lora_rank:
+            # 8 bits of mantissa in the logits would move logprobs by 1e-2 nats.
+            head: Any = self.model.get_output_embeddings()
+            head.float()
+            add_adapters(self.model, learner.lora_rank)
         self.reference = None
-        if reference is not None and algorithm.kl_coef:
+        if reference is not None and algorithm.kl_coef and not learner.lora_rank:
             self.reference = pack(reference).eval().requires_grad_(False)
         if learner.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -102,9 +118,34 @@ class PolicyLearner:
         return self.reference if self._algorithm.reference_every else None
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters by name, as they stand in the model."""
-        for name, parameter in self.model.named_parameters():
-            yield name, parameter.detach()
+        """The weights to serve, by the names of a plain model: adapters are merged in."""
+        return merged_weights(self.model)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are trained, and not the model's own weights."""
+        return self._learner.lora_rank > 0
+
+    def trained(self) -> dict[str, Tensor]:
+        """What training changes, by name: all weights, or those of the adapters."""
+        return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def restore(self, trained: Mapping[str, Tensor]) -> None:
+        """Take what another learner of the same kind has trained. Raises ValueError for others."""
+        own = self.trained()
+        if own.keys() != trained.keys():
+            raise ValueError("other weights were trained there: was learner.lora_rank the same?")
+        for name, value in trained.items():
+            own[name].copy_(value)
+
+    def save_model(self, folder: Path) -> None:
+        """Write a plain model folder, adapters merged in. Raises OSError."""
+        if not self.has_adapters:
+            self.model.save_pretrained(folder)
+            return
+        with torch.device("meta"):
+            bare = type(self.model)(copy.deepcopy(self.model.config))
+        bare.save_pretrained(folder, state_dict=dict(self.weights()))
 
     @torch.no_grad()
     def logprobs(self, token_ids: Sequence[int], temperature: float) -> Sequence[float]:
@@ -168,6 +209,9 @@ class PolicyLearner:
             return None
         if batch.ref_logprobs is not None:
             return batch.ref_logprobs
+        if self.has_adapters:
+            with without_adapters(self.model):
+                return self._score_all(self.model, batch)
         if self.reference is None:
             raise ConfigError("algorithm.kl_coef is above 0 but there is no reference policy")
         return self._score_all(self.reference, batch)

@@ -159,9 +159,15 @@ def _score_again(
 def _score(
     head: nn.Module, hidden: Tensor, ids: Tensor, temperature: float, entropy_gradient: bool
 ) -> TokenScores:
-    logprobs = F.log_softmax(head(hidden).float() / temperature, dim=-1)
+    logprobs = F.log_softmax(_logits(head, hidden) / temperature, dim=-1)
     entropy = entropy_of(logprobs if entropy_gradient else logprobs.detach())
     return TokenScores(logprobs.gather(-1, ids[:, None])[:, 0], entropy)
+
+
+def _logits(head: nn.Module, hidden: Tensor) -> Tensor:
+    """In the head's own dtype whatever the body computes in; a learner keeps it in float32."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        return head(hidden.to(next(head.parameters()).dtype)).float()
 
 
 @torch.no_grad()

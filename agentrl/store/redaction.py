@@ -90,7 +90,7 @@ class Redactor:
                 0, end - begin, lambda n, e=end: bool(pattern.search(decode(ids[e - n : e])))
             )
             spelled.update(range(end - first, end))
-            begin = end
+            begin = end - first + 1  # not at its end: another may begin inside it
         return spelled
 
 

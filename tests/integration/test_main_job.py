@@ -13,6 +13,8 @@ from agentrl.cli.display import QuietReporter
 from agentrl.config import RunConfig, load_config
 from agentrl.learning.checkpoint import latest_checkpoint
 from agentrl.metrics import read_metrics
+from agentrl.rebuild import Replay
+from agentrl.replay.records import Records
 from agentrl.store import ParquetStore
 
 
@@ -80,6 +82,38 @@ def test_a_constant_verifier_teaches_nothing(tmp_path: Path) -> None:
     assert last is not None
     before, after = weights(tmp_path / "warm_start"), weights(last)
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_run_with_adapters_resumes_as_if_unbroken_and_is_learned_again(tmp_path: Path) -> None:
+    own = tmp_path / "varied_env.py"
+    own.write_text(
+        "from agentrl_environments.calculator import Calculator\n"
+        "from agentrl.types import Verdict\n"
+        "class ByMember:\n"
+        "    async def grade(self, problem, episodes, sandboxes):\n"
+        "        members = [float(e.trajectory.member % 2) for e in episodes]\n"
+        "        return [Verdict(reward=m, passed=m == 1) for m in members]\n"
+        "class Varied(Calculator):\n"
+        "    verifier = ByMember()\n"
+    )
+    # Without the engine's logprobs: their last bits depend on which episodes were sampled together.
+    lora = (
+        f"environment.name={own}", "learner.lora_rank=4", "learner.lr=1.0e-2",
+        "algorithm.kl_coef=0.01", "learner.schedule=constant", "algorithm.mismatch=none",
+    )  # fmt: skip
+    build.train(config(tmp_path / "whole", *lora), reporter=QuietReporter())
+    for steps in (1, 2):
+        broken = config(tmp_path / "broken", *lora, f"run.steps={steps}")
+        build.train(broken, reporter=QuietReporter())
+    ends = [latest_checkpoint(tmp_path / name / "checkpoints") for name in ("whole", "broken")]
+    assert None not in ends
+    whole, resumed = (weights(end) for end in ends if end is not None)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    started = weights(tmp_path / "whole" / "warm_start")
+    assert whole.keys() == started.keys(), "a plain model folder"
+    assert any(not torch.equal(whole[name], started[name]) for name in whole)
+    for again in Replay(Records(tmp_path / "whole")).relearn(1):
+        assert again.differences() == {}
 
 
 def test_help_loads_no_torch() -> None:
