@@ -342,7 +342,7 @@ function turnPart(one, turn, n, seen, said, advantage) {
 
 function messages(list) {
   return list.map((message) => el("div", {}, el("span", { class: "soft" }, message.role),
-    message.reasoning && long(message.reasoning), long(message.content || ""),
+    message.reasoning && long(message.reasoning), message.content && long(message.content),
     message.tool_calls.map((call) => el("p", {}, `call ${call.name || "?"}`, long(call.arguments)))));
 }
 
@@ -351,7 +351,7 @@ function messages(list) {
 const LEGENDS = {
   author: "green, underlined: the model; blue: the environment's words; grey, dotted: the chat template",
   logprob: "the darker, the less likely the token was when it was sampled (black: below -6 nats)",
-  advantage: "blue: made likelier (advantage above 0); orange: made less likely; the stronger, the larger",
+  advantage: "blue: made likelier (advantage above 0); orange, dashed: made less likely; the stronger, the larger",
   drift: "the darker, the farther the model is from the record (black: 1 nat); press “reforward” first",
 };
 
@@ -388,6 +388,7 @@ function stripOf(tokens, author, about) {
     if (amount == null) return;
     span.style.background = hue.map((to) => Math.round(255 + (to - 255) * amount)).reduce((rgb, v) => `${rgb},${v}`, "").replace(/^,(.*)$/, "rgb($1)");
     span.classList.add(amount > 0.55 ? "dark" : "light");
+    if (colouring === "advantage" && about.advantage < 0) span.classList.add("less");
   };
   const strength = (i) => {
     if (colouring === "logprob") return [[0, 0, 0], tokens.logprobs && Math.min(1, -tokens.logprobs[i] / 6)];
