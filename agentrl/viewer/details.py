@@ -1,16 +1,15 @@
 """What the page shows of a run, a group and a trajectory, as plain JSON values."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from agentrl.errors import RecordError
 from agentrl.lesson import Lesson
 from agentrl.metrics import read_metrics
-from agentrl.replay.diff import diff
+from agentrl.replay.diff import TurnDiff, diff
 from agentrl.replay.records import Recorded
 from agentrl.show import Decode, find_decode, record
 from agentrl.store import read_facts, read_group
@@ -20,6 +19,23 @@ from agentrl.viewer.rows import Rows
 _WHOLE_FILE_BYTES = 4096
 _CHARACTER_IDS = 6
 """Ids that may together spell one character of UTF-8 (4 bytes), with room for odd tokenizers."""
+
+
+Read = TypeVar("Read")
+
+
+class _Latest(Generic[Read]):
+    """What was read last: pages and exports ask for the same again and again."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[object, Read] | None = None
+
+    def get(self, key: object, read: Callable[[], Read]) -> Read:
+        """What was kept under `key`, else what `read` gives."""
+        kept = self._kept
+        if kept is None or kept[0] != key:
+            kept = self._kept = key, read()
+        return kept[1]
 
 
 class Details:
@@ -36,6 +52,9 @@ class Details:
         if not is_run and not self.rows.steps():
             raise RecordError(f"{source} is neither a run directory nor a folder of step files")
         self._name = source.resolve().name
+        self._decoder: Decode | None = None
+        self._group = _Latest[Group]()
+        self._taught = _Latest[Sequence[Lesson]]()
 
     def overview(self) -> dict[str, Any]:
         """The run itself: its steps, metrics, configuration and what it was made of."""
@@ -74,10 +93,10 @@ class Details:
         """One trajectory with every token: its text, id, author, and logprob if it was sampled."""
         one = self.episode(step, number, member)
         trajectory, lesson = one.trajectory, self._lessons(step, number).get(member)
-        shown: Messages = trajectory.prompt
+        shown, decode = trajectory.prompt, self._decode(step)
         turns: list[dict[str, Any]] = []
         for turn in trajectory.turns:
-            turns.append(_said(turn) | self._strip(turn, shown))
+            turns.append(_said(turn) | _strip(turn, shown, decode))
             shown = turn.reply
         return {
             "step": step,
@@ -96,18 +115,19 @@ class Details:
             "lesson": record(lesson),
             "sandbox": self._sandbox(one),
             "artifacts": [_file(*named) for named in sorted((one.artifacts or {}).items())],
-            "exact": self._decode is not None,
+            "exact": decode is not None,
         }
 
     def difference(self, step: int, number: int, left: int, right: int) -> dict[str, Any]:
-        """Where two members part."""
+        """Where two members part; what they said is in their `group`."""
         one, other = (self.episode(step, number, member) for member in (left, right))
         found = diff(one.trajectory, other.trajectory)
-        return record(found) | {"parts_at": found.parts_at}
+        return {"parts_at": found.parts_at, "turns": [_parting(turn) for turn in found.turns]}
 
     def recorded(self, step: int, number: int) -> Group:
         """The group as it was stored. Raises RecordError."""
-        return read_group(self.rows.store.path(step), number)
+        path = self.rows.store.path(step)
+        return self._group.get((number, _state(path)), lambda: read_group(path, number))
 
     def episode(self, step: int, number: int, member: int) -> Recorded:
         """One member of a group. Raises RecordError."""
@@ -117,47 +137,61 @@ class Details:
                 return Recorded(step=step, number=number, group=group, place=place)
         raise RecordError(f"group {number} of step {step} has no member {member}")
 
-    @cached_property
-    def _decode(self) -> Decode | None:
-        return find_decode(self.run, self._facts)
+    def _decode(self, step: int) -> Decode | None:
+        """The tokenizer is looked for until there is one: a run may write it while it is viewed."""
+        if self._decoder is None:
+            self._decoder = find_decode(self.run, self._facts(step))
+        return self._decoder
 
-    @cached_property
-    def _facts(self) -> Mapping[str, str]:
-        steps = self.rows.steps()
-        return read_facts(self.rows.store.path(steps[-1])) if steps else {}
+    def _facts(self, step: int) -> Mapping[str, str]:
+        return read_facts(self.rows.store.path(step))
 
     def _lessons(self, step: int, number: int) -> dict[int, Lesson]:
-        try:
-            lessons, _ = self.rows.store.lessons(step)
-        except RecordError:
-            return {}
+        state = _state(self.rows.store.lessons_path(step))
+        lessons = self._taught.get(state, lambda: self._lessons_of_step(step))
         return {one.member: one for one in lessons if one.group == number}
+
+    def _lessons_of_step(self, step: int) -> Sequence[Lesson]:
+        try:
+            return self.rows.store.lessons(step)[0]
+        except RecordError:
+            return ()
 
     def _sandbox(self, one: Recorded) -> dict[str, Any]:
         spec = None if one.task is None else one.task.sandbox
         if spec is None:
             return {}
         files = {name: f"{len(data)} bytes" for name, data in spec.files.items()}
-        facts = _json(self._facts.get("sandbox", ""))
+        facts = _json(self._facts(one.step).get("sandbox", ""))
         return facts | record(replace(spec, files={})) | {"files": files}
 
-    def _strip(self, turn: Turn, shown: Messages) -> dict[str, Any]:
-        seen, action = turn.observation.token_ids, turn.action
-        before = list(_pieces(seen, self._decode))
-        return {
-            "seen": {
-                "ids": seen,
-                "texts": before,
-                "scaffold": list(_scaffold(before, [message.content for message in shown])),
-            },
-            "action": {
-                "ids": action.token_ids,
-                "texts": list(_pieces(action.token_ids, self._decode)),
-                "logprobs": action.logprobs,
-                "versions": sorted(set(action.versions)),
-                "finish": action.finish,
-            },
-        }
+
+def _parting(turn: TurnDiff) -> dict[str, Any]:
+    return {
+        "turn": turn.turn,
+        "same_observation": turn.same_observation,
+        "token": turn.token,
+        "logprobs": turn.logprobs,
+    }
+
+
+def _strip(turn: Turn, shown: Messages, decode: Decode | None) -> dict[str, Any]:
+    seen, action = turn.observation.token_ids, turn.action
+    before = list(_pieces(seen, decode))
+    return {
+        "seen": {
+            "ids": seen,
+            "texts": before,
+            "scaffold": list(_scaffold(before, [message.content for message in shown])),
+        },
+        "action": {
+            "ids": action.token_ids,
+            "texts": list(_pieces(action.token_ids, decode)),
+            "logprobs": action.logprobs,
+            "versions": sorted(set(action.versions)),
+            "finish": action.finish,
+        },
+    }
 
 
 def _said(turn: Turn) -> dict[str, Any]:
@@ -213,6 +247,10 @@ def _scaffold(texts: Sequence[str], contents: Sequence[str]) -> Iterator[bool]:
 def _file(name: str, data: bytes) -> dict[str, Any]:
     shown = data[:_WHOLE_FILE_BYTES].decode(errors="backslashreplace")
     return {"name": name, "bytes": len(data), "text": shown, "cut": len(data) > _WHOLE_FILE_BYTES}
+
+
+def _state(path: Path) -> object:
+    return path, path.stat().st_mtime_ns if path.exists() else None
 
 
 def _text(path: Path) -> str:

@@ -5,13 +5,14 @@ whose hash it names.
 """
 
 import base64
+import gzip
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl.atomic import whole_file
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, RecordError
 from agentrl.metrics import as_line
 from agentrl.viewer.details import Details
 from agentrl.viewer.rows import Row, Wanted
@@ -25,13 +26,14 @@ def export(
 
     `depths` are rungs of the replay ladder to run for every episode. Raises OSError, RecordError.
     """
+    if wanted.step is not None and wanted.step not in details.rows.steps():
+        raise RecordError(f"{details.run} has no step {wanted.step}")
     rows, _ = details.rows.page(wanted, begin=0, size=groups)
     answers: dict[str, Any] = {"run": details.overview()}
     for row in rows:
         if row["number"] is not None:
             answers |= dict(_answers(details, row, depths))
-    words = ({**row, "words": as_line(_of_row(answers, row))} for row in rows)
-    page = _page(answers | {"rows": list(words)})
+    page = _page(answers | {"rows": rows})
     with whole_file(path) as file:
         file.write(page.encode(errors="replace"))
     return len(rows)
@@ -61,25 +63,20 @@ def _replayed(details: Details, depth: str, one: Any) -> dict[str, Any]:
         return {"same": False, "lines": [str(error)]}
 
 
-def _of_row(answers: dict[str, Any], row: Row) -> Any:
-    """What a search looks through."""
-    return [row.get("task_id"), answers.get(f"group/{row['step']}/{row['number']}")]
-
-
 def _page(answers: dict[str, Any]) -> str:
     """The page with everything in it."""
     style, script, html = (
         PAGE.joinpath(name).read_text(encoding="utf-8")
         for name in ("view.css", "view.js", "index.html")
     )
-    # No "<" in the data: nothing that a model wrote can end the element that holds it.
-    data = as_line(answers).replace("<", "\\u003c")
+    # Base64: nothing that a model wrote can end the element that holds it.
+    data = base64.b64encode(gzip.compress(as_line(answers).encode())).decode()
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<title>'
-    embedded = f'<script type="application/json" id="data">{data}</script>\n'
+    embedded = f'<script type="application/gzip" id="data">{data}</script>\n'
     return (
         html.replace("<title>", head)
         .replace('<link rel="stylesheet" href="view.css">', f"<style>{style}</style>")

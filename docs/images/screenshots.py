@@ -25,7 +25,7 @@ with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         for name, (place, ready, keys) in PICTURES.items():
-            page = browser.new_page(viewport={"width": 1000, "height": 640})
+            page = browser.new_page(viewport={"width": 1000, "height": 760})
             page.goto(at + place)
             page.wait_for_selector(ready)
             for key in keys:

@@ -214,6 +214,7 @@ def test_odd_text_is_whole_and_control_characters_are_seen(
     shown = goto(page, at, "#/episode/0/1/0", "turn 0")
     assert "👩‍🔬" in shown and "עברית" in shown
     assert "␛[31mred␀" in shown, "as pictures"
+    assert "⟨202e⟩right to left⟨202c⟩" in shown, "in the order in which it was written"
     assert "half" in shown and "end" in shown
 
 
@@ -296,6 +297,16 @@ def test_the_strip_tells_each_tokens_author_and_numbers(
     assert (dark, light) == ("model dark", "model light")
 
 
+def test_tokens_are_gone_through_by_keys(page: Any, serve: Serve, tmp_path: Path) -> None:
+    goto(page, serve(a_run(tmp_path / "run")), "#/episode/0/0/1", "turn 0")
+    page.focus("details + .strip")
+    for key, told in (("ArrowRight", "id 6"), ("ArrowRight", "id 7"), ("ArrowRight", "id 7"),
+                      ("ArrowLeft", "id 6")):  # fmt: skip
+        page.keyboard.press(key)
+        assert told in page.inner_text("footer")
+    assert page.query_selector(".here").inner_text().strip() == "6"
+
+
 def test_an_unfinished_run_is_shown_and_followed(page: Any, serve: Serve, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -334,6 +345,18 @@ def test_one_file_shows_the_same_without_server_or_network(
     assert HOSTILE in goto(page, out.as_uri(), "#/episode/0/1/1", "turn 0")
     assert page.evaluate("window.hacked") is None
     assert {url.split("#")[0] for url in asked} == {out.as_uri()}
+
+
+def test_one_file_names_a_step_that_is_damaged_and_stays_small(page: Any, tmp_path: Path) -> None:
+    """The output is in the file a few times, whatever the number of pairs of members."""
+    members = a_group(said="x", reply=LONG, rewards=(1.0, 0.0) * 4, task="long")
+    run, out = a_run(tmp_path / "run", members), tmp_path / "run.html"
+    (run / "trajectories" / "step-00000003.parquet").write_bytes(b"PAR1cut short")
+    assert cli(["view", str(run), "--export", str(out)]) == 0
+    assert out.stat().st_size < 500_000
+    shown = goto(page, out.as_uri(), "#/", "Groups")
+    assert "step-00000003.parquet is cut or damaged" in shown and "long" in shown
+    goto(page, out.as_uri(), "#/group/0/1?left=0&right=7", "They part at turn 0")
 
 
 def test_replays_are_run_from_the_page(page: Any, serve: Serve, tmp_path: Path) -> None:
@@ -393,3 +416,11 @@ def test_what_is_no_run_is_one_line(
     assert cli(["view", str(tmp_path / "nothing")]) == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1 and named in err
+
+
+def test_a_step_that_is_not_there_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.html"
+    assert cli(["view", str(a_run(tmp_path / "run")), "--export", str(out), "--step", "9"]) == 2
+    assert "has no step 9" in capsys.readouterr().err and not out.exists()

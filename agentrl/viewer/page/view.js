@@ -18,7 +18,7 @@ const CURVES = [
 const INKS = [["#0072b2", ""], ["#d55e00", "6 4"]];
 const KEYS = [
   ["j, k", "next, previous row or turn"], ["Enter", "open it"], ["u", "up"],
-  ["n, p", "next, previous page or member"], ["c", "next colouring of tokens"],
+  ["n, p", "next, previous page or member"], ["c", "next colouring of tokens"], ["Tab, then ←, →", "one token after the other"],
   ["/", "search"], ["?", "this list"],
 ];
 let colouring = "author", keys = {}, timer = null;
@@ -38,10 +38,12 @@ function el(tag, attributes = {}, ...parts) {
   return node;
 }
 
-// Control characters are shown by their pictures, so nothing that was written is invisible.
+// Control characters are shown by their pictures, and those that turn the direction of a text by
+// their numbers, so nothing that was written is invisible or stands in another order.
 function visible(text) {
-  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f]/g,
-    (c) => String.fromCharCode(c === "\u007f" ? 0x2421 : 0x2400 + c.charCodeAt(0)));
+  return text.replace(/[\u0000-\u0008\u000b-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
+    .replace(/[\u007f-\u009f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g,
+      (c) => `⟨${c.charCodeAt(0).toString(16).padStart(4, "0")}⟩`);
 }
 
 function table(heads, rows) {
@@ -79,7 +81,7 @@ function worth(verdict) {
 
 async function ask(path, method = "GET") {
   const answer = await fetch(path, { method, headers: { "X-agentrl": "replay" } });
-  const found = await answer.json();
+  const found = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Error(found.error || answer.statusText);
   return found;
 }
@@ -94,7 +96,7 @@ const server = {
   replay: (depth, ...place) => ask(`api/replay/${depth}/${place.join("/")}`, "POST"),
 };
 
-// An exported file holds the answers themselves, by the same names, and each row's words.
+// An exported file holds the answers themselves, by the same names.
 function exported(answers) {
   const get = async (name) => {
     if (!(name in answers)) throw new Error("this file does not hold that: open the run with `agentrl view`");
@@ -105,7 +107,7 @@ function exported(answers) {
     run: () => get("run"),
     groups: async (wanted) => {
       const begin = Number(wanted.begin || 0);
-      const rows = (await get("rows")).filter((row) => fits(row, wanted));
+      const rows = (await get("rows")).filter((row) => fits(row, wanted, answers));
       return { rows: rows.slice(begin, begin + 50), more: rows.length > begin + 50 };
     },
     group: (...place) => get(`group/${place.join("/")}`),
@@ -115,7 +117,8 @@ function exported(answers) {
   };
 }
 
-function fits(row, wanted) {
+function fits(row, wanted, answers) {
+  if (row.broken) return !wanted.step || row.step === Number(wanted.step);
   const rewards = row.members.map((m) => m.reward).filter((reward) => reward != null);
   const graded = row.members.filter((m) => m.reward != null);
   const outcome = {
@@ -127,15 +130,25 @@ function fits(row, wanted) {
     silent: row.members.some((m) => m.silent),
   }[wanted.outcome || ""];
   const low = wanted.low ? Number(wanted.low) : -Infinity, high = wanted.high ? Number(wanted.high) : Infinity;
+  const words = wanted.text && texts(answers[`group/${row.step}/${row.number}`]).toLowerCase();
   return outcome && (!wanted.step || row.step === Number(wanted.step))
     && (!(wanted.low || wanted.high) || rewards.some((reward) => low <= reward && reward <= high))
     && (!wanted.ending || row.members.some((m) => m.ending === wanted.ending))
     && (!wanted.tool || row.members.some((m) => m.tools.includes(wanted.tool)))
-    && (!wanted.text || row.words.toLowerCase().includes(wanted.text.toLowerCase()));
+    && (!wanted.text || words.includes(wanted.text.toLowerCase()));
 }
 
-const embedded = document.getElementById("data");
-const source = embedded ? exported(JSON.parse(embedded.textContent)) : server;
+function texts(value) {
+  if (typeof value === "string") return value;
+  return value && typeof value === "object" ? Object.values(value).map(texts).join("\n") : "";
+}
+
+async function unpacked(packed) {
+  const bytes = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+}
+
+let source = server;
 
 // ------------------------------------------------------------------ the run
 
@@ -157,7 +170,7 @@ async function overview(query) {
   }
   return [
     el("h1", {}, run.name),
-    run.metrics.length ? curves : el("p", { class: "soft" }, "no step has been taken yet"),
+    run.metrics.length ? curves : el("p", { class: "soft" }, run.steps.length ? "no metrics were kept" : "no step has been taken yet"),
     el("h2", {}, "Groups"),
     filter(run, wanted),
     found.rows.length ? table(["group", "task", "members", "endings", "turns", "tokens", "tools", "what was lost, and why no gradient"], found.rows.map(row))
@@ -226,7 +239,7 @@ async function groupPage(step, number, query) {
   const members = group.members.map((m) => m.member);
   const left = Number(query.get("left") ?? members[0]), right = Number(query.get("right") ?? members[1]);
   const compared = el("div", {});
-  if (members.length > 1) compared.append(el("div", {}, await difference(step, number, left, right)));
+  if (members.length > 1) compared.append(el("div", {}, await difference(group, left, right)));
   const pick = (name, value) => el("select", { "aria-label": name, change: (event) => {
     const chosen = { left, right, [name]: event.target.value };
     location.hash = `#/group/${step}/${number}?${new URLSearchParams(chosen)}`;
@@ -249,15 +262,15 @@ function gradient(lesson) {
   return lesson.silent ? el("span", { class: "soft" }, `none: ${lesson.silent}`) : `${lesson.trained_tokens} tokens`;
 }
 
-async function difference(step, number, left, right) {
-  const found = await source.difference(step, number, left, right);
+async function difference(group, left, right) {
+  const found = await source.difference(group.step, group.number, left, right);
+  const pair = [left, right].map((member) => group.members.find((m) => m.member === member).turns);
   return [
     el("p", {}, found.parts_at == null ? "They are the same." : `They part at turn ${found.parts_at}.`),
-    found.turns.map((turn) => el("div", { class: turn.turn === found.parts_at ? "turn parts" : "turn", tabindex: -1, "data-item": true },
+    found.turns.map((turn, n) => el("div", { class: turn.turn === found.parts_at ? "turn parts" : "turn", tabindex: -1, "data-item": true },
       el("p", { class: "soft" }, `turn ${turn.turn}: ${turn.same_observation ? "shown the same" : "shown something else"}, `
         + (turn.token == null ? "did the same" : `first other token: ${turn.token} (logprob ${turn.logprobs.map(brief).join(" and ")})`)),
-      el("div", { class: "pair" }, [[turn.left, turn.left_reply], [turn.right, turn.right_reply]].map(([said, reply]) =>
-        el("div", {}, long(said || "–"), reply && el("div", { class: "soft" }, "reply", long(reply))))))),
+      el("div", { class: "pair" }, pair.map((turns) => el("div", {}, turns[n] ? messages([turns[n].message, ...turns[n].reply]) : "–"))))),
   ];
 }
 
@@ -329,7 +342,7 @@ function turnPart(one, turn, n, seen, said, advantage) {
 
 function messages(list) {
   return list.map((message) => el("div", {}, el("span", { class: "soft" }, message.role),
-    message.reasoning && long(message.reasoning), long(message.content || ""),
+    message.reasoning && long(message.reasoning), message.content && long(message.content),
     message.tool_calls.map((call) => el("p", {}, `call ${call.name || "?"}`, long(call.arguments)))));
 }
 
@@ -338,23 +351,33 @@ function messages(list) {
 const LEGENDS = {
   author: "green, underlined: the model; blue: the environment's words; grey, dotted: the chat template",
   logprob: "the darker, the less likely the token was when it was sampled (black: below -6 nats)",
-  advantage: "blue: made likelier (advantage above 0); orange: made less likely; the stronger, the larger",
+  advantage: "blue: made likelier (advantage above 0); orange, dashed: made less likely; the stronger, the larger",
   drift: "the darker, the farther the model is from the record (black: 1 nat); press “reforward” first",
 };
 
 function stripOf(tokens, author, about) {
-  const node = el("div", { class: "strip", dir: "ltr" });
-  let spans = [];
+  const node = el("div", { class: "strip", dir: "ltr", tabindex: 0, "aria-label": "tokens" });
+  let spans = [], here = -1;
   const tell = (i) => [`id ${tokens.ids[i]}`, author(i), about && tokens.logprobs && `logprob ${brief(tokens.logprobs[i])}`,
     about && about.advantage != null && `advantage ${brief(about.advantage)}`,
     about && about.drift(i) != null && `drift ${about.drift(i).toExponential(2)}`].filter(Boolean).join(" · ");
-  const show = (event) => {
-    const i = spans.indexOf(event.target);
-    if (i < 0) return;
+  const show = (event) => point(spans.indexOf(event.target));
+  const point = (i) => {
+    if (i < 0 || i >= spans.length) return;
+    spans[here]?.classList.remove("here");
+    here = i;
+    spans[i].classList.add("here");
     spans[i].title = tell(i);
     document.getElementById("token").replaceChildren(visible(`${JSON.stringify(tokens.texts[i])} · ${tell(i)}`));
   };
   node.addEventListener("mouseover", show);
+  node.addEventListener("keydown", (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    point(here + by);
+    spans[here]?.scrollIntoView({ block: "nearest" });
+  });
   node.addEventListener("click", show);
   const paint = () => spans.forEach((span, i) => colour(span, i));
   const colour = (span, i) => {
@@ -365,6 +388,7 @@ function stripOf(tokens, author, about) {
     if (amount == null) return;
     span.style.background = hue.map((to) => Math.round(255 + (to - 255) * amount)).reduce((rgb, v) => `${rgb},${v}`, "").replace(/^,(.*)$/, "rgb($1)");
     span.classList.add(amount > 0.55 ? "dark" : "light");
+    if (colouring === "advantage" && about.advantage < 0) span.classList.add("less");
   };
   const strength = (i) => {
     if (colouring === "logprob") return [[0, 0, 0], tokens.logprobs && Math.min(1, -tokens.logprobs[i] / 6)];
@@ -423,5 +447,11 @@ document.addEventListener("keydown", (event) => {
   if (run) { event.preventDefault(); run(); }
 });
 document.getElementById("keys").addEventListener("click", help);
-window.addEventListener("hashchange", show);
-show();
+
+async function start() {
+  const embedded = document.getElementById("data");
+  if (embedded) source = exported(await unpacked(embedded.textContent));
+  window.addEventListener("hashchange", show);
+  await show();
+}
+start();
