@@ -80,6 +80,25 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         # REINFORCE++, 2501.03262 equation 10 without KL, and its variant with a group baseline.
         "reinforce++": _over(_TOKEN_MEAN, baseline="batch", scale="batch"),
         "reinforce++-baseline": _over(_TOKEN_MEAN, scale="centred", kl_form="k2"),
+        # Rejection fine-tuning, 2402.03300 appendix A.1.3: the likelihood of what passed.
+        "rft": _over(
+            _GRPO,
+            objective="likelihood",
+            reward="passed",
+            baseline="none",
+            scale="none",
+            clip="none",
+            kl_coef=0.0,
+        ),
+        # DPO, 2305.18290 equation 7, on every pair of a group that earned unequally.
+        "dpo": _over(
+            _GRPO,
+            objective="preference",
+            scale="none",
+            clip="none",
+            kl_coef=0.1,
+            zero_variance="drop",
+        ),
         # Group statistics as other code bases take them.
         "trl": _over(
             _TOKEN_MEAN, ddof=1, eps=1e-4, mismatch="sequence_mask", mismatch_bounds=(0.0, 3.0)
@@ -101,6 +120,11 @@ class AlgorithmConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     preset: str = Field("default", description="named set of the fields below; given ones win")
+    objective: Literal["policy", "likelihood", "preference"] = Field(
+        "policy",
+        description="advantage times ratio, advantage times log-probability, or the preference of "
+        "each better member of a group over each worse one (kl_coef is its beta)",
+    )
     reward: Literal["total", "parts", "passed"] = Field(
         "total",
         description="what is read of a verdict: its reward, each part of it normalised alone and "
@@ -225,9 +249,25 @@ class AlgorithmConfig(BaseModel):
             yield "dual_clip goes with clip ratio"
         if self.clip == "sapo" and not (self.clip_low and self.clip_high):
             yield "clip sapo needs temperatures clip_low and clip_high above 0"
+        if self.objective != "policy" and (self.clip != "none" or self.ratio != "token"):
+            yield f"objective {self.objective} has no ratio: set clip none and ratio token"
+        if self.objective == "preference":
+            yield from self._contradictions_of_preference()
         if self.reference_every and not self.kl_coef:
             yield "reference_every renews a reference that only kl_coef above 0 reads"
         yield from self._contradictions_of_advantages()
+
+    def _contradictions_of_preference(self) -> Iterator[str]:
+        if not self.kl_coef or self.kl_form == "k1_reward":
+            yield "objective preference needs kl_coef above 0, its beta, and no kl_form k1_reward"
+        ranks = self.baseline == "group" and self.scale == "none" and self.turn_credit == "none"
+        if not ranks or self.reward == "parts":
+            yield (
+                "objective preference ranks by reward: set baseline group, scale none, no "
+                "turn_credit, and reward total or passed"
+            )
+        if self.mismatch != "none" or self.proximal == "behavior":
+            yield "objective preference reads no engine: set mismatch none and proximal recompute"
 
     def _contradictions_of_advantages(self) -> Iterator[str]:
         local = self.baseline in ("group", "leave_one_out") and self.scale in ("none", "group")

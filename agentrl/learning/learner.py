@@ -23,6 +23,7 @@ from agentrl.learning.loss import Scores, TokenLoss, policy_loss, token_weights
 from agentrl.learning.packing import TokenScores, pack, token_logprobs
 from agentrl.learning.panel import statistics, summary
 from agentrl.learning.plan import by_tokens, in_parts, lr_factor
+from agentrl.learning.preference import preferred
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,10 @@ class PolicyLearner:
             raise ConfigError(
                 "algorithm.reference_every needs a reference of its own, but with "
                 "learner.lora_rank it is the model without adapters: set one of them to 0"
+            )
+        if algorithm.objective == "preference" and learner.minibatches > 1:
+            raise ConfigError(
+                "algorithm.objective preference pairs the whole batch: set learner.minibatches 1"
             )
         self.version = 0
         self._compute_dtype = model.dtype
@@ -173,6 +178,8 @@ class PolicyLearner:
         if not batch.action_mask.any():
             return out
         known, weights = self._know(batch), self._weights(batch)
+        if self._algorithm.objective == "preference":
+            known, _ = self._prefer(batch, known)
         for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
             part, columns = batch.select(rows), batch.columns(rows)
             if part.action_mask.any():
@@ -256,7 +263,9 @@ class PolicyLearner:
 
     def _step(self, batch: Batch, known: _Known) -> Mapping[str, float]:
         """One optimiser step: gradients of micro-batches add up, weights come from all of it."""
-        weights = self._weights(batch)
+        weights, preference = self._weights(batch), None
+        if self._algorithm.objective == "preference":
+            known, preference = self._prefer(batch, known)
         done: list[tuple[Scores, TokenLoss]] = []
         for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
             part, columns = batch.select(rows), batch.columns(rows)
@@ -266,8 +275,15 @@ class PolicyLearner:
                 token_loss.loss.backward()
                 done.append((_detached(scores), token_loss))
         losses = torch.stack([token_loss.loss.detach() for _, token_loss in done])
-        loss = float(losses.sum())
+        loss = float(losses.sum()) if preference is None else preference
         return {**statistics(done), "loss": loss, "grad_norm": self._apply(loss), "lr": self._lr}
+
+    def _prefer(self, batch: Batch, known: _Known) -> tuple[_Known, float]:
+        """The pull of each pair at the weights as they are, in place of advantages; the loss."""
+        assert known.reference is not None
+        policy = self._score_all(self.model, batch)
+        advantages, loss = preferred(batch, policy, known.reference, self._algorithm.kl_coef)
+        return replace(known, advantages=advantages), loss
 
     def _weights(self, batch: Batch) -> Tensor:
         """What each token counts, fp32 [T]."""
