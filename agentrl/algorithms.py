@@ -42,6 +42,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "grpo-process": _over(_GRPO, baseline="steps"),
         # Its algorithm 1: the reference follows the policy, and a tenth of the data is replayed.
         "grpo-iterative": _over(_GRPO, reference_every=400, replay_share=0.1, mismatch="truncate"),
+        # The same objective on recorded groups: the ratio is to the policy that sampled them.
+        "grpo-offline": _over(_GRPO, proximal="behavior"),
         # GiGPO, 2505.10978: the outcome, and returns compared where turns share a state.
         "gigpo": _over(
             _TOKEN_MEAN,
