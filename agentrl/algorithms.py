@@ -70,6 +70,16 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "sapo": _over(_GRPO, clip="sapo", clip_low=1.05, clip_high=1.0, kl_coef=0.0),
         # DPPO with total variation: masks by difference of probabilities, against the engine.
         "dppo": _over(_TOKEN_MEAN, scale="none", clip="difference", proximal="behavior"),
+        # PPO, 1707.06347, with a value head, 1506.02438, and its KL in the reward.
+        "ppo": _over(
+            _TOKEN_MEAN,
+            baseline="value",
+            scale="batch",
+            eps=1e-8,
+            ddof=1,
+            kl_coef=0.05,
+            kl_form="k1_reward",
+        ),
         # RLOO, 2402.14740: leave-one-out baseline, plain policy gradient of whole sequences.
         "rloo": _over(
             _TOKEN_MEAN,
@@ -135,9 +145,10 @@ class AlgorithmConfig(BaseModel):
     part_weights: Mapping[str, float] = Field(
         default_factory=dict, description="weight of a part of the reward by name (others: 1)"
     )
-    baseline: Literal["group", "leave_one_out", "batch", "steps", "none"] = Field(
+    baseline: Literal["group", "leave_one_out", "batch", "steps", "value", "none"] = Field(
         "group",
-        description="mean subtracted from a reward; steps: process supervision by step rewards",
+        description="mean subtracted from a reward; steps: process supervision by step rewards; "
+        "value: a learned value of each token (PPO)",
     )
     scale: Literal["none", "group", "others", "batch", "centred"] = Field(
         "none",
@@ -153,8 +164,15 @@ class AlgorithmConfig(BaseModel):
     )
     turn_coef: float = Field(1.0, ge=0, description="weight of that credit")
     discount: float = Field(
-        1.0, gt=0, le=1, description="of the returns that turn_credit states compares"
+        1.0,
+        gt=0,
+        le=1,
+        description="of returns: a turn with turn_credit states, a token with baseline value",
     )
+    gae_decay: float = Field(
+        0.95, ge=0, le=1, description="lambda of baseline value: 0 trusts the value, 1 the outcome"
+    )
+    value_coef: float = Field(0.1, ge=0, description="weight of the value's loss beside the policy")
     ratio: Literal["token", "turn", "sequence", "sequence_token"] = Field(
         "token", description="level of the importance ratio, a geometric mean above token level"
     )
@@ -283,12 +301,16 @@ class AlgorithmConfig(BaseModel):
             yield "baseline steps reads step rewards: set reward total"
         if self.scale == "others" and self.baseline != "leave_one_out":
             yield "scale others goes with baseline leave_one_out"
-        if self.baseline in ("batch", "none") and self.zero_variance == "drop":
+        if self.baseline == "value" and self.scale not in ("none", "batch"):
+            yield "baseline value goes with scale none, or batch to whiten over tokens"
+        if self.baseline == "value" and (self.reward == "parts" or self.objective != "policy"):
+            yield "baseline value goes with objective policy, and reward total or passed"
+        if self.baseline in ("batch", "none", "value") and self.zero_variance == "drop":
             yield f"baseline {self.baseline} learns from constant groups: set zero_variance keep"
         linear = self.scale == "none" and self.baseline in ("group", "leave_one_out", "none")
-        plain = linear and self.reward != "parts"
+        plain = self.baseline == "value" or (linear and self.reward != "parts")
         if self.kl_coef and self.kl_form == "k1_reward" and not plain:
             yield (
                 "kl_form k1_reward changes rewards that were already divided: set scale none "
-                "and baseline group, leave_one_out or none"
+                "and baseline group, leave_one_out or none, or baseline value"
             )

@@ -2,10 +2,11 @@
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite, nan
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from agentrl.learning.packing import TokenScores, pack, token_logprobs
 from agentrl.learning.panel import statistics, summary
 from agentrl.learning.plan import by_tokens, in_parts, lr_factor
 from agentrl.learning.preference import preferred
+from agentrl.learning.values import critic_targets, value_head_for, value_loss
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,8 @@ class _Known:
     """The ratio's denominator; NaN: the policy's own logprobs, taken when they are computed."""
     reference: Tensor | None
     advantages: Tensor
+    targets: Tensor | None = None
+    """What the value of each token should be."""
 
 
 class PolicyLearner:
@@ -85,8 +89,11 @@ class PolicyLearner:
             self.reference = pack(reference).eval().requires_grad_(False)
         if learner.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.value_head = value_head_for(self.model) if algorithm.baseline == "value" else None
         self.optimizer = torch.optim.AdamW(
-            _decay_groups(self.model, learner.weight_decay), lr=learner.lr, betas=learner.betas
+            _decay_groups(self._parameters(), learner.weight_decay),
+            lr=learner.lr,
+            betas=learner.betas,
         )
         self._learner, self._algorithm, self._temperature = learner, algorithm, temperature
         self._steps_per_update = learner.epochs * learner.minibatches
@@ -184,7 +191,7 @@ class PolicyLearner:
             part, columns = batch.select(rows), batch.columns(rows)
             if part.action_mask.any():
                 with torch.no_grad():
-                    scores = self._scores(part, _at(known, columns), weights[columns])
+                    scores, _ = self._scores(part, _at(known, columns), weights[columns])
                 scores = replace(scores, logprobs=scores.logprobs.detach().requires_grad_())
                 loss = policy_loss(scores, self._algorithm).loss
                 (pull,) = torch.autograd.grad(loss, scores.logprobs)
@@ -206,10 +213,31 @@ class PolicyLearner:
             proximal = torch.full_like(batch.behavior_logprobs, nan)
         else:
             proximal = self._score_all(self.model, batch)
+        distance = proximal - reference if reference is not None and in_reward else None
+        if self.value_head is not None:
+            return self._criticised(
+                batch,
+                _Known(proximal=proximal, reference=reference, advantages=batch.advantages),
+                distance,
+            )
         advantages = batch.advantages
-        if reference is not None and in_reward:
-            advantages = advantages - self._kl_penalty(batch, proximal - reference)
+        if distance is not None:
+            advantages = advantages - self._kl_penalty(batch, distance)
         return _Known(proximal=proximal, reference=reference, advantages=advantages)
+
+    def _criticised(self, batch: Batch, known: _Known, distance_T: Tensor | None) -> _Known:
+        """Advantages and targets by the value head as it is; `distance_T` is log policy/reference.
+
+        The KL is taken from each token's own reward (2402.03300 equation 2).
+        """
+        values = self._score_all(self.model, batch, self._value_of)
+        penalty = None if distance_T is None else self._algorithm.kl_coef * distance_T
+        advantages, targets = critic_targets(batch, values, penalty, self._algorithm)
+        return replace(known, advantages=advantages, targets=targets)
+
+    def _value_of(self, scores: TokenScores) -> Tensor:
+        assert self.value_head is not None
+        return self.value_head(scores.hidden.float())[:, 0]
 
     def _reference(self, batch: Batch) -> Tensor | None:
         if not self._algorithm.kl_coef:
@@ -241,13 +269,18 @@ class PolicyLearner:
         return self._algorithm.kl_coef * penalty[rows]
 
     @torch.no_grad()
-    def _score_all(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        """Logprobs of the trained tokens, fp32 [T]; NaN elsewhere."""
+    def _score_all(
+        self,
+        model: PreTrainedModel,
+        batch: Batch,
+        read: Callable[[TokenScores], Tensor] = attrgetter("logprobs"),
+    ) -> Tensor:
+        """Logprobs (or what is read) of the trained tokens, fp32 [T]; NaN elsewhere."""
         out = torch.full_like(batch.behavior_logprobs, nan)
         for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
             part, columns = batch.select(rows), batch.columns(rows)
             if part.action_mask.any():
-                out[columns[part.action_mask]] = self._forward(model, part).logprobs.cpu()
+                out[columns[part.action_mask]] = read(self._forward(model, part)).cpu()
         return out
 
     def _forward(self, model: PreTrainedModel, part: Batch) -> TokenScores:
@@ -266,17 +299,34 @@ class PolicyLearner:
         weights, preference = self._weights(batch), None
         if self._algorithm.objective == "preference":
             known, preference = self._prefer(batch, known)
-        done: list[tuple[Scores, TokenLoss]] = []
+        values, done = 0.0, list[tuple[Scores, TokenLoss]]()
         for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
             part, columns = batch.select(rows), batch.columns(rows)
             if part.action_mask.any():
-                scores = self._scores(part, _at(known, columns), weights[columns])
+                scores, policy = self._scores(part, _at(known, columns), weights[columns])
                 token_loss = policy_loss(scores, self._algorithm)
-                token_loss.loss.backward()
+                value = self._value_loss(policy, part, _at(known, columns), scores.weights)
+                (token_loss.loss + value).backward()
                 done.append((_detached(scores), token_loss))
+                values += float(value.detach())
         losses = torch.stack([token_loss.loss.detach() for _, token_loss in done])
-        loss = float(losses.sum()) if preference is None else preference
-        return {**statistics(done), "loss": loss, "grad_norm": self._apply(loss), "lr": self._lr}
+        loss = (float(losses.sum()) if preference is None else preference) + values
+        return {
+            **statistics(done),
+            "loss": loss,
+            "value_loss": values,
+            "grad_norm": self._apply(loss),
+            "lr": self._lr,
+        }
+
+    def _value_loss(
+        self, policy: TokenScores, part: Batch, known: _Known, weights: Tensor
+    ) -> Tensor:
+        """What the values of a micro-batch add to the loss; 0 without a value head."""
+        if known.targets is None:
+            return torch.zeros((), device=weights.device)
+        targets = known.targets[part.action_mask].to(weights.device)
+        return self._algorithm.value_coef * value_loss(self._value_of(policy), targets, weights)
 
     def _prefer(self, batch: Batch, known: _Known) -> tuple[_Known, float]:
         """The pull of each pair at the weights as they are, in place of advantages; the loss."""
@@ -293,7 +343,8 @@ class PolicyLearner:
         )
         return weights
 
-    def _scores(self, part: Batch, known: _Known, weights: Tensor) -> Scores:
+    def _scores(self, part: Batch, known: _Known, weights: Tensor) -> tuple[Scores, TokenScores]:
+        """What the loss reads of a micro-batch, and what the policy says of it."""
         policy, mask = self._forward(self.model, part), part.action_mask
         device, own = policy.logprobs.device, policy.logprobs.detach()
         proximal = known.proximal[mask].to(device)
@@ -301,7 +352,7 @@ class PolicyLearner:
             return_inverse=True
         )[1]
         reference = None if known.reference is None else known.reference[mask].to(device)
-        return Scores(
+        scores = Scores(
             logprobs=policy.logprobs,
             entropy=policy.entropy,
             proximal=torch.where(proximal.isnan(), own, proximal),
@@ -312,11 +363,13 @@ class PolicyLearner:
             turns=turns.to(device),
             weights=weights[mask].to(device),
         )
+        return scores, policy
 
     def _apply(self, loss: float) -> float:
         """Clip and step, unless something is not finite; returns the norm before clipping."""
-        parameters = self.model.parameters()
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._learner.max_grad_norm))
+        norm = float(
+            torch.nn.utils.clip_grad_norm_(self._parameters(), self._learner.max_grad_norm)
+        )
         if not (isfinite(loss) and isfinite(norm)):
             self.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteLoss(
@@ -328,6 +381,11 @@ class PolicyLearner:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        """All that is trained."""
+        head = [] if self.value_head is None else list(self.value_head.parameters())
+        return [p for p in self.model.parameters() if p.requires_grad] + head
 
     @property
     def _lr(self) -> float:
@@ -355,9 +413,10 @@ def _with_master_weights(model: PreTrainedModel) -> PreTrainedModel:
     return model.float()
 
 
-def _decay_groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, object]]:
+def _decay_groups(
+    trained: Sequence[torch.nn.Parameter], weight_decay: float
+) -> list[dict[str, object]]:
     """Matrices decay; biases and norms don't."""
-    trained = [p for p in model.parameters() if p.requires_grad]
     return [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
@@ -365,11 +424,11 @@ def _decay_groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str,
 
 
 def _at(known: _Known, columns: Tensor) -> _Known:
-    reference = None if known.reference is None else known.reference[columns]
     return _Known(
         proximal=known.proximal[columns],
-        reference=reference,
+        reference=None if known.reference is None else known.reference[columns],
         advantages=known.advantages[columns],
+        targets=None if known.targets is None else known.targets[columns],
     )
 
 

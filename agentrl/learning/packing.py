@@ -26,10 +26,14 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
 
 
 class TokenScores(NamedTuple):
-    """What a model says of some tokens: log-probabilities and entropies, both fp32 [N], in nats."""
+    """What a model says of some tokens: log-probabilities and entropies, both fp32 [N], in nats.
+
+    `hidden` [N, D] is the state that each token was predicted from.
+    """
 
     logprobs: Tensor
     entropy: Tensor
+    hidden: Tensor
 
 
 def packed_attention(
@@ -146,22 +150,23 @@ def token_logprobs(
         _score_again(head, some, ids, temperature, entropy_gradient)
         for some, ids in zip(before.split(_HEAD_TOKENS), targets.split(_HEAD_TOKENS), strict=True)
     ]
-    return TokenScores(*(torch.cat(parts) for parts in zip(*scored, strict=True)))
+    logprobs, entropy = (torch.cat(parts) for parts in zip(*scored, strict=True))
+    return TokenScores(logprobs, entropy, before)
 
 
 def _score_again(
     head: nn.Module, hidden: Tensor, ids: Tensor, temperature: float, entropy_gradient: bool
-) -> TokenScores:
+) -> tuple[Tensor, Tensor]:
     """Logits are the largest tensor of all, so only their recipe is kept for the backward pass."""
     return checkpoint(_score, head, hidden, ids, temperature, entropy_gradient, use_reentrant=False)  # pyright: ignore[reportReturnType]
 
 
 def _score(
     head: nn.Module, hidden: Tensor, ids: Tensor, temperature: float, entropy_gradient: bool
-) -> TokenScores:
+) -> tuple[Tensor, Tensor]:
     logprobs = F.log_softmax(_logits(head, hidden) / temperature, dim=-1)
     entropy = entropy_of(logprobs if entropy_gradient else logprobs.detach())
-    return TokenScores(logprobs.gather(-1, ids[:, None])[:, 0], entropy)
+    return logprobs.gather(-1, ids[:, None])[:, 0], entropy
 
 
 def _logits(head: nn.Module, hidden: Tensor) -> Tensor:
