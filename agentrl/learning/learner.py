@@ -4,7 +4,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite, nan
 from operator import attrgetter
 from pathlib import Path
@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from agentrl.algorithms import AlgorithmConfig
 from agentrl.config import LearnerSection
 from agentrl.errors import ConfigError, NonFiniteLoss, RecordError
-from agentrl.learning.advantage import centre
 from agentrl.learning.batch import Batch, needs_behavior
+from agentrl.learning.known import Known, kl_penalty
 from agentrl.learning.lora import add_adapters, merged_weights, without_adapters
 from agentrl.learning.loss import Scores, TokenLoss, policy_loss, token_weights
 from agentrl.learning.packing import TokenScores, pack, token_logprobs
@@ -28,18 +28,6 @@ from agentrl.learning.preference import preferred
 from agentrl.learning.values import critic_targets, value_head_for, value_loss
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """What is fixed before the first optimiser step of an update, fp32 [T]."""
-
-    proximal: Tensor
-    """The ratio's denominator; NaN: the policy's own logprobs, taken when they are computed."""
-    reference: Tensor | None
-    advantages: Tensor
-    targets: Tensor | None = None
-    """What the value of each token should be."""
 
 
 class PolicyLearner:
@@ -65,17 +53,7 @@ class PolicyLearner:
         reference: PreTrainedModel | None = None,
         total_steps: int | None = None,
     ) -> None:
-        if learner.schedule != "constant" and total_steps is None:
-            raise ConfigError(f"learner.schedule {learner.schedule} needs total_steps")
-        if learner.lora_rank and algorithm.reference_every:
-            raise ConfigError(
-                "algorithm.reference_every needs a reference of its own, but with "
-                "learner.lora_rank it is the model without adapters: set one of them to 0"
-            )
-        if algorithm.objective == "preference" and learner.minibatches > 1:
-            raise ConfigError(
-                "algorithm.objective preference pairs the whole batch: set learner.minibatches 1"
-            )
+        _refuse(learner, algorithm, total_steps)
         self.version = 0
         self._compute_dtype = model.dtype
         self.model = pack(model if learner.lora_rank else _with_master_weights(model)).train()
@@ -118,7 +96,7 @@ class PolicyLearner:
                 self._set_lr(self.version * self._steps_per_update + number)
                 part = batch.select(rows)
                 if part.action_mask.any():
-                    stats.append(self._step(part, _at(known, batch.columns(rows))))
+                    stats.append(self._step(part, known.at(batch.columns(rows))))
         else:
             log.warning("update %d: no token to train on; the weights stay", self.version)
         self.version += 1
@@ -191,14 +169,14 @@ class PolicyLearner:
             part, columns = batch.select(rows), batch.columns(rows)
             if part.action_mask.any():
                 with torch.no_grad():
-                    scores, _ = self._scores(part, _at(known, columns), weights[columns])
+                    scores, _ = self._scores(part, known.at(columns), weights[columns])
                 scores = replace(scores, logprobs=scores.logprobs.detach().requires_grad_())
                 loss = policy_loss(scores, self._algorithm).loss
                 (pull,) = torch.autograd.grad(loss, scores.logprobs)
                 out[columns[part.action_mask]] = pull.cpu()
         return out
 
-    def _know(self, batch: Batch) -> _Known:
+    def _know(self, batch: Batch) -> Known:
         algorithm, mask = self._algorithm, batch.action_mask
         if needs_behavior(algorithm) and batch.behavior_logprobs[mask].isnan().any():
             raise RecordError(
@@ -217,15 +195,15 @@ class PolicyLearner:
         if self.value_head is not None:
             return self._criticised(
                 batch,
-                _Known(proximal=proximal, reference=reference, advantages=batch.advantages),
+                Known(proximal=proximal, reference=reference, advantages=batch.advantages),
                 distance,
             )
         advantages = batch.advantages
         if distance is not None:
-            advantages = advantages - self._kl_penalty(batch, distance)
-        return _Known(proximal=proximal, reference=reference, advantages=advantages)
+            advantages = advantages - kl_penalty(batch, distance, algorithm)
+        return Known(proximal=proximal, reference=reference, advantages=advantages)
 
-    def _criticised(self, batch: Batch, known: _Known, distance_T: Tensor | None) -> _Known:
+    def _criticised(self, batch: Batch, known: Known, distance_T: Tensor | None) -> Known:
         """Advantages and targets by the value head as it is; `distance_T` is log policy/reference.
 
         The KL is taken from each token's own reward (2402.03300 equation 2).
@@ -250,23 +228,6 @@ class PolicyLearner:
         if self.reference is None:
             raise ConfigError("algorithm.kl_coef is above 0 but there is no reference policy")
         return self._score_all(self.reference, batch)
-
-    def _kl_penalty(self, batch: Batch, distance_T: Tensor) -> Tensor:
-        """What the k1 KL of whole trajectories takes from their centred rewards, fp32 [T].
-
-        A KL in the reward goes through the baseline like the reward does; centring is linear, so
-        its part can be centred alone.
-        """
-        rows, mask = batch.rows, batch.action_mask
-        sums = torch.zeros(len(batch.lengths)).index_add(0, rows[mask], distance_T[mask])
-        trained = torch.bincount(rows[mask], minlength=len(batch.lengths)) > 0
-        penalty = torch.zeros_like(sums)
-        for group in batch.groups.unique():
-            members = (batch.groups == group) & trained
-            penalty[members] = torch.tensor(
-                centre(sums[members].tolist(), self._algorithm.baseline)
-            )
-        return self._algorithm.kl_coef * penalty[rows]
 
     @torch.no_grad()
     def _score_all(
@@ -294,7 +255,7 @@ class PolicyLearner:
                 entropy_gradient=self._algorithm.entropy_coef != 0,
             )
 
-    def _step(self, batch: Batch, known: _Known) -> Mapping[str, float]:
+    def _step(self, batch: Batch, known: Known) -> Mapping[str, float]:
         """One optimiser step: gradients of micro-batches add up, weights come from all of it."""
         weights, preference = self._weights(batch), None
         if self._algorithm.objective == "preference":
@@ -303,9 +264,9 @@ class PolicyLearner:
         for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
             part, columns = batch.select(rows), batch.columns(rows)
             if part.action_mask.any():
-                scores, policy = self._scores(part, _at(known, columns), weights[columns])
+                scores, policy = self._scores(part, known.at(columns), weights[columns])
                 token_loss = policy_loss(scores, self._algorithm)
-                value = self._value_loss(policy, part, _at(known, columns), scores.weights)
+                value = self._value_loss(policy, part, known.at(columns), scores.weights)
                 (token_loss.loss + value).backward()
                 done.append((_detached(scores), token_loss))
                 values += float(value.detach())
@@ -320,7 +281,7 @@ class PolicyLearner:
         }
 
     def _value_loss(
-        self, policy: TokenScores, part: Batch, known: _Known, weights: Tensor
+        self, policy: TokenScores, part: Batch, known: Known, weights: Tensor
     ) -> Tensor:
         """What the values of a micro-batch add to the loss; 0 without a value head."""
         if known.targets is None:
@@ -328,7 +289,7 @@ class PolicyLearner:
         targets = known.targets[part.action_mask].to(weights.device)
         return self._algorithm.value_coef * value_loss(self._value_of(policy), targets, weights)
 
-    def _prefer(self, batch: Batch, known: _Known) -> tuple[_Known, float]:
+    def _prefer(self, batch: Batch, known: Known) -> tuple[Known, float]:
         """The pull of each pair at the weights as they are, in place of advantages; the loss."""
         assert known.reference is not None
         policy = self._score_all(self.model, batch)
@@ -343,7 +304,7 @@ class PolicyLearner:
         )
         return weights
 
-    def _scores(self, part: Batch, known: _Known, weights: Tensor) -> tuple[Scores, TokenScores]:
+    def _scores(self, part: Batch, known: Known, weights: Tensor) -> tuple[Scores, TokenScores]:
         """What the loss reads of a micro-batch, and what the policy says of it."""
         policy, mask = self._forward(self.model, part), part.action_mask
         device, own = policy.logprobs.device, policy.logprobs.detach()
@@ -406,6 +367,21 @@ class PolicyLearner:
         return torch.autocast(self.model.device.type, self._compute_dtype)
 
 
+def _refuse(learner: LearnerSection, algorithm: AlgorithmConfig, total_steps: int | None) -> None:
+    """Raises ConfigError for what does not go together."""
+    if learner.schedule != "constant" and total_steps is None:
+        raise ConfigError(f"learner.schedule {learner.schedule} needs total_steps")
+    if learner.lora_rank and algorithm.reference_every:
+        raise ConfigError(
+            "algorithm.reference_every needs a reference of its own, but with "
+            "learner.lora_rank it is the model without adapters: set one of them to 0"
+        )
+    if algorithm.objective == "preference" and learner.minibatches > 1:
+        raise ConfigError(
+            "algorithm.objective preference pairs the whole batch: set learner.minibatches 1"
+        )
+
+
 def _with_master_weights(model: PreTrainedModel) -> PreTrainedModel:
     """Small steps vanish in 8 bits of mantissa, so the weights themselves are kept in float32."""
     if model.dtype is torch.float16:
@@ -421,15 +397,6 @@ def _decay_groups(
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
-
-
-def _at(known: _Known, columns: Tensor) -> _Known:
-    return _Known(
-        proximal=known.proximal[columns],
-        reference=None if known.reference is None else known.reference[columns],
-        advantages=known.advantages[columns],
-        targets=None if known.targets is None else known.targets[columns],
-    )
 
 
 def _detached(scores: Scores) -> Scores:
