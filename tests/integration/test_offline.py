@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_run import COIN
 from transformers import AutoModelForCausalLM
 
 from agentrl import build
@@ -14,28 +15,13 @@ from agentrl.learning.checkpoint import latest_checkpoint
 from agentrl.metrics import read_metrics
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
-COIN = """
-from agentrl_environments.calculator import Calculator
-from agentrl.types import Verdict
-
-
-class Coin:
-    async def grade(self, problem, episodes, sandboxes):
-        sums = [sum(e.trajectory.token_ids) for e in episodes]
-        return [Verdict(reward=s % 3 / 2, passed=s % 3 == 2) for s in sums]
-
-
-class Gamble(Calculator):
-    verifier = Coin()
-"""
-"""A verifier that any policy pleases now and then, so that groups have signal at once."""
 
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of an untrained policy. Nobody may change it."""
     folder = tmp_path_factory.mktemp("offline")
-    (folder / "coin_env.py").write_text(COIN)
+    (folder / "offline_coin.py").write_text(COIN)
     build.train(load_config(QUICKSTART, settings(folder / "run")), reporter=QuietReporter())
     return folder / "run"
 
@@ -45,7 +31,7 @@ def settings(folder: Path, *more: str) -> tuple[str, ...]:
         "model.tiny_layers=1", "model.tiny_hidden=32", "warm_start.steps=0", "rollout.groups=2",
         "rollout.group_size=4", "run.eval_every=0", "run.steps=2", "run.checkpoint_every=2",
         "environment.options={digits: 1, count: 50}", f"run.dir={folder}",
-        f"environment.name={folder.parent}/coin_env.py", *more,
+        f"environment.name={folder.parent}/offline_coin.py", *more,
     )  # fmt: skip
 
 
