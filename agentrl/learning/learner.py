@@ -23,7 +23,7 @@ from agentrl.learning.lora import add_adapters, merged_weights, without_adapters
 from agentrl.learning.loss import Scores, TokenLoss, policy_loss, token_weights
 from agentrl.learning.packing import TokenScores, pack, token_logprobs
 from agentrl.learning.panel import statistics, summary
-from agentrl.learning.plan import by_tokens, in_parts, lr_factor
+from agentrl.learning.plan import WORTH_SHARING, by_group, by_tokens, in_parts, lr_factor
 from agentrl.learning.preference import preferred
 from agentrl.learning.values import critic_targets, value_head_for, value_loss
 
@@ -165,7 +165,7 @@ class PolicyLearner:
         known, weights = self._know(batch), self._weights(batch)
         if self._algorithm.objective == "preference":
             known, _ = self._prefer(batch, known)
-        for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
+        for rows in self._micro_batches(batch):
             part, columns = batch.select(rows), batch.columns(rows)
             if part.action_mask.any():
                 with torch.no_grad():
@@ -192,26 +192,13 @@ class PolicyLearner:
         else:
             proximal = self._score_all(self.model, batch)
         distance = proximal - reference if reference is not None and in_reward else None
+        advantages, targets = batch.advantages, None
         if self.value_head is not None:
-            return self._criticised(
-                batch,
-                Known(proximal=proximal, reference=reference, advantages=batch.advantages),
-                distance,
-            )
-        advantages = batch.advantages
-        if distance is not None:
-            advantages = advantages - kl_penalty(batch, distance, algorithm)
-        return Known(proximal=proximal, reference=reference, advantages=advantages)
-
-    def _criticised(self, batch: Batch, known: Known, distance_T: Tensor | None) -> Known:
-        """Advantages and targets by the value head as it is; `distance_T` is log policy/reference.
-
-        The KL is taken from each token's own reward (2402.03300 equation 2).
-        """
-        values = self._score_all(self.model, batch, self._value_of)
-        penalty = None if distance_T is None else self._algorithm.kl_coef * distance_T
-        advantages, targets = critic_targets(batch, values, penalty, self._algorithm)
-        return replace(known, advantages=advantages, targets=targets)
+            values = self._score_all(self.model, batch, self._value_of)
+            advantages, targets = critic_targets(batch, values, distance, algorithm)
+        elif distance is not None:
+            advantages = batch.advantages - kl_penalty(batch, distance, algorithm)
+        return Known(proximal=proximal, reference=reference, advantages=advantages, targets=targets)
 
     def _value_of(self, scores: TokenScores) -> Tensor:
         assert self.value_head is not None
@@ -238,11 +225,21 @@ class PolicyLearner:
     ) -> Tensor:
         """Logprobs (or what is read) of the trained tokens, fp32 [T]; NaN elsewhere."""
         out = torch.full_like(batch.behavior_logprobs, nan)
-        for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
+        for rows in self._micro_batches(batch):
             part, columns = batch.select(rows), batch.columns(rows)
             if part.action_mask.any():
                 out[columns[part.action_mask]] = read(self._forward(model, part)).cpu()
         return out
+
+    def _micro_batches(self, batch: Batch) -> list[list[int]]:
+        """The rows of each forward pass; groups stay together where their prompts are worth it."""
+        lengths, budget = batch.lengths.tolist(), self._learner.micro_batch_tokens
+        if self._learner.share_prefixes:
+            groups, prefixes = batch.groups.tolist(), batch.prefixes()
+            spared = sum(prefixes[group] for group in groups) - sum(prefixes.values())
+            if spared >= WORTH_SHARING * sum(lengths):
+                return by_group(lengths, groups, prefixes, budget)
+        return by_tokens(lengths, budget)
 
     def _forward(self, model: PreTrainedModel, part: Batch) -> TokenScores:
         with self._autocast():
@@ -253,6 +250,7 @@ class PolicyLearner:
                 part.action_mask,
                 temperature=self._temperature,
                 entropy_gradient=self._algorithm.entropy_coef != 0,
+                groups_B=part.groups if self._learner.share_prefixes else None,
             )
 
     def _step(self, batch: Batch, known: Known) -> Mapping[str, float]:
@@ -261,7 +259,7 @@ class PolicyLearner:
         if self._algorithm.objective == "preference":
             known, preference = self._prefer(batch, known)
         values, done = 0.0, list[tuple[Scores, TokenLoss]]()
-        for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
+        for rows in self._micro_batches(batch):
             part, columns = batch.select(rows), batch.columns(rows)
             if part.action_mask.any():
                 scores, policy = self._scores(part, known.at(columns), weights[columns])

@@ -45,19 +45,20 @@ def gae(
 
 
 def critic_targets(
-    batch: Batch, values_T: Tensor, penalty_T: Tensor | None, algorithm: AlgorithmConfig
+    batch: Batch, values_T: Tensor, distance_T: Tensor | None, algorithm: AlgorithmConfig
 ) -> tuple[Tensor, Tensor]:
     """Advantages and value targets of a batch whose advantages are outcomes, fp32 [T].
 
-    The outcome is the reward of a row's last trained token; `penalty_T` (a KL, say) is taken from
-    every token's. `scale batch` whitens the advantages over the trained tokens.
+    The outcome is the reward of a row's last trained token; the KL, from `distance_T` = log policy
+    - log reference, is taken from every token's own (2402.03300 equation 2). `scale batch` whitens
+    the advantages over the trained tokens.
     """
     mask, rows = batch.action_mask, batch.rows[batch.action_mask]
     last = torch.ones_like(rows, dtype=torch.bool)
     last[:-1] = rows[1:] != rows[:-1]
     rewards = torch.where(last, batch.advantages[mask], 0.0)
-    if penalty_T is not None:
-        rewards = rewards - penalty_T[mask]
+    if distance_T is not None:
+        rewards = rewards - algorithm.kl_coef * distance_T[mask]
     found, targets = gae(
         rewards, values_T[mask], rows, discount=algorithm.discount, decay=algorithm.gae_decay
     )

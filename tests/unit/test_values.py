@@ -78,11 +78,11 @@ def test_observations_are_no_states() -> None:
     assert (advantages[~batch.action_mask] == 0).all()
 
 
-def test_a_penalty_is_taken_from_each_token() -> None:
+def test_the_kl_is_taken_from_each_token() -> None:
     batch = batch_of([group([trajectory(turn([1], [2, 3, 4]))], [1.0])], PPO)
-    values, penalty = torch.zeros(4), torch.tensor([9.0, 0.1, 0.2, 0.3])
-    undecayed = PPO.model_copy(update={"gae_decay": 1.0})
-    advantages, _ = critic_targets(batch, values, penalty, undecayed)
+    values, distance = torch.zeros(4), torch.tensor([9.0, 0.2, 0.4, 0.6])
+    undecayed = PPO.model_copy(update={"gae_decay": 1.0, "kl_coef": 0.5})
+    advantages, _ = critic_targets(batch, values, distance, undecayed)
     assert advantages.tolist() == pytest.approx([0, 0.4, 0.5, 0.7], abs=1e-6)
 
 
