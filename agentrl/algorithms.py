@@ -42,6 +42,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "grpo-process": _over(_GRPO, baseline="steps"),
         # Its algorithm 1: the reference follows the policy, and a tenth of the data is replayed.
         "grpo-iterative": _over(_GRPO, reference_every=400, replay_share=0.1, mismatch="truncate"),
+        # The same objective on recorded groups: the ratio is to the policy that sampled them.
+        "grpo-offline": _over(_GRPO, proximal="behavior"),
         # GiGPO, 2505.10978: the outcome, and returns compared where turns share a state.
         "gigpo": _over(
             _TOKEN_MEAN,
@@ -68,6 +70,16 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "sapo": _over(_GRPO, clip="sapo", clip_low=1.05, clip_high=1.0, kl_coef=0.0),
         # DPPO with total variation: masks by difference of probabilities, against the engine.
         "dppo": _over(_TOKEN_MEAN, scale="none", clip="difference", proximal="behavior"),
+        # PPO, 1707.06347, with a value head, 1506.02438, and its KL in the reward.
+        "ppo": _over(
+            _TOKEN_MEAN,
+            baseline="value",
+            scale="batch",
+            eps=1e-8,
+            ddof=1,
+            kl_coef=0.05,
+            kl_form="k1_reward",
+        ),
         # RLOO, 2402.14740: leave-one-out baseline, plain policy gradient of whole sequences.
         "rloo": _over(
             _TOKEN_MEAN,
@@ -80,6 +92,25 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         # REINFORCE++, 2501.03262 equation 10 without KL, and its variant with a group baseline.
         "reinforce++": _over(_TOKEN_MEAN, baseline="batch", scale="batch"),
         "reinforce++-baseline": _over(_TOKEN_MEAN, scale="centred", kl_form="k2"),
+        # Rejection fine-tuning, 2402.03300 appendix A.1.3: the likelihood of what passed.
+        "rft": _over(
+            _GRPO,
+            objective="likelihood",
+            reward="passed",
+            baseline="none",
+            scale="none",
+            clip="none",
+            kl_coef=0.0,
+        ),
+        # DPO, 2305.18290 equation 7, on every pair of a group that earned unequally.
+        "dpo": _over(
+            _GRPO,
+            objective="preference",
+            scale="none",
+            clip="none",
+            kl_coef=0.1,
+            zero_variance="drop",
+        ),
         # Group statistics as other code bases take them.
         "trl": _over(
             _TOKEN_MEAN, ddof=1, eps=1e-4, mismatch="sequence_mask", mismatch_bounds=(0.0, 3.0)
@@ -101,6 +132,11 @@ class AlgorithmConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     preset: str = Field("default", description="named set of the fields below; given ones win")
+    objective: Literal["policy", "likelihood", "preference"] = Field(
+        "policy",
+        description="advantage times ratio, advantage times log-probability, or the preference of "
+        "each better member of a group over each worse one (kl_coef is its beta)",
+    )
     reward: Literal["total", "parts", "passed"] = Field(
         "total",
         description="what is read of a verdict: its reward, each part of it normalised alone and "
@@ -109,9 +145,10 @@ class AlgorithmConfig(BaseModel):
     part_weights: Mapping[str, float] = Field(
         default_factory=dict, description="weight of a part of the reward by name (others: 1)"
     )
-    baseline: Literal["group", "leave_one_out", "batch", "steps", "none"] = Field(
+    baseline: Literal["group", "leave_one_out", "batch", "steps", "value", "none"] = Field(
         "group",
-        description="mean subtracted from a reward; steps: process supervision by step rewards",
+        description="mean subtracted from a reward; steps: process supervision by step rewards; "
+        "value: a learned value of each token (PPO)",
     )
     scale: Literal["none", "group", "others", "batch", "centred"] = Field(
         "none",
@@ -127,8 +164,15 @@ class AlgorithmConfig(BaseModel):
     )
     turn_coef: float = Field(1.0, ge=0, description="weight of that credit")
     discount: float = Field(
-        1.0, gt=0, le=1, description="of the returns that turn_credit states compares"
+        1.0,
+        gt=0,
+        le=1,
+        description="of returns: a turn with turn_credit states, a token with baseline value",
     )
+    gae_decay: float = Field(
+        0.95, ge=0, le=1, description="lambda of baseline value: 0 trusts the value, 1 the outcome"
+    )
+    value_coef: float = Field(0.1, ge=0, description="weight of the value's loss beside the policy")
     ratio: Literal["token", "turn", "sequence", "sequence_token"] = Field(
         "token", description="level of the importance ratio, a geometric mean above token level"
     )
@@ -225,9 +269,25 @@ class AlgorithmConfig(BaseModel):
             yield "dual_clip goes with clip ratio"
         if self.clip == "sapo" and not (self.clip_low and self.clip_high):
             yield "clip sapo needs temperatures clip_low and clip_high above 0"
+        if self.objective != "policy" and (self.clip != "none" or self.ratio != "token"):
+            yield f"objective {self.objective} has no ratio: set clip none and ratio token"
+        if self.objective == "preference":
+            yield from self._contradictions_of_preference()
         if self.reference_every and not self.kl_coef:
             yield "reference_every renews a reference that only kl_coef above 0 reads"
         yield from self._contradictions_of_advantages()
+
+    def _contradictions_of_preference(self) -> Iterator[str]:
+        if not self.kl_coef or self.kl_form == "k1_reward":
+            yield "objective preference needs kl_coef above 0, its beta, and no kl_form k1_reward"
+        ranks = self.baseline == "group" and self.scale == "none" and self.turn_credit == "none"
+        if not ranks or self.reward == "parts":
+            yield (
+                "objective preference ranks by reward: set baseline group, scale none, no "
+                "turn_credit, and reward total or passed"
+            )
+        if self.mismatch != "none" or self.proximal == "behavior":
+            yield "objective preference reads no engine: set mismatch none and proximal recompute"
 
     def _contradictions_of_advantages(self) -> Iterator[str]:
         local = self.baseline in ("group", "leave_one_out") and self.scale in ("none", "group")
@@ -241,12 +301,16 @@ class AlgorithmConfig(BaseModel):
             yield "baseline steps reads step rewards: set reward total"
         if self.scale == "others" and self.baseline != "leave_one_out":
             yield "scale others goes with baseline leave_one_out"
-        if self.baseline in ("batch", "none") and self.zero_variance == "drop":
+        if self.baseline == "value" and self.scale not in ("none", "batch"):
+            yield "baseline value goes with scale none, or batch to whiten over tokens"
+        if self.baseline == "value" and (self.reward == "parts" or self.objective != "policy"):
+            yield "baseline value goes with objective policy, and reward total or passed"
+        if self.baseline in ("batch", "none", "value") and self.zero_variance == "drop":
             yield f"baseline {self.baseline} learns from constant groups: set zero_variance keep"
         linear = self.scale == "none" and self.baseline in ("group", "leave_one_out", "none")
-        plain = linear and self.reward != "parts"
+        plain = self.baseline == "value" or (linear and self.reward != "parts")
         if self.kl_coef and self.kl_form == "k1_reward" and not plain:
             yield (
                 "kl_form k1_reward changes rewards that were already divided: set scale none "
-                "and baseline group, leave_one_out or none"
+                "and baseline group, leave_one_out or none, or baseline value"
             )

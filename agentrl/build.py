@@ -70,11 +70,17 @@ def train(config: RunConfig, *, reporter: Reporter, resume: bool = True) -> None
 
     Writes the run directory. Raises ConfigError, PluginError and the TrainingErrors.
     """
-    if not resume and latest_checkpoint(config.run.dir / "checkpoints"):
+    if not resume:
+        refuse_old_run(config)
+    asyncio.run(_train(config, reporter))
+
+
+def refuse_old_run(config: RunConfig) -> None:
+    """Raises ConfigError when the run directory holds a checkpoint to go on from."""
+    if latest_checkpoint(config.run.dir / "checkpoints"):
         raise ConfigError(
             f"{config.run.dir} already holds a run: resume it, or set another run.dir"
         )
-    asyncio.run(_train(config, reporter))
 
 
 def warm_start(config: RunConfig, *, reporter: Reporter, force: bool = False) -> Path:
@@ -153,7 +159,7 @@ async def open_run(config: RunConfig, *, reporter: Reporter) -> AsyncGenerator[R
                 problems=problems,
                 algorithm=config.algorithm,
                 pace=_pace(config),
-                checkpoint=_checkpointer(config, learner, policy),
+                checkpoint=checkpointer(config, learner, policy),
                 evaluate=lambda: _evaluate(config, stage, held_out, reporter),
                 metrics=metrics,
                 reporter=reporter,
@@ -357,9 +363,11 @@ def learner_of(config: RunConfig, policy: Policy, start: str) -> PolicyLearner:
     )
 
 
-def _checkpointer(
+def checkpointer(
     config: RunConfig, learner: PolicyLearner, policy: Policy
 ) -> Callable[[int], None]:
+    """Saves the learner into the run directory, with the cursor that it is given."""
+
     def save(cursor: int) -> None:
         save_checkpoint(
             config.run.dir / "checkpoints",

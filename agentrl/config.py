@@ -164,6 +164,9 @@ class LearnerSection(Section):
     epochs: int = Field(default=1, ge=1, description="passes over a batch")
     minibatches: int = Field(default=1, ge=1, description="optimiser steps in a pass")
     micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens in one forward pass")
+    share_prefixes: bool = Field(
+        default=True, description="compute a group's common prompt once, where that spares enough"
+    )
     gradient_checkpointing: bool = Field(default=False, description="recompute activations")
     lora_rank: int = Field(
         default=0, ge=0, description="rank of adapters on every linear layer; 0: train all weights"

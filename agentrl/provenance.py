@@ -34,22 +34,26 @@ def record_run(
 
     That is enough to replay a file of trajectories far from its run.
     """
-    folder = config.run.dir
-    folder.mkdir(parents=True, exist_ok=True)
-    with whole_file(folder / "config.yaml") as file:
-        file.write(dump_config(config).encode())
+    record_config(config)
     renderer: Any = stage.renderer
     facts = {
         "tokenizer_sha256": vocabulary_digest(tokenizer),
         "template_sha256": digest(renderer.template),
         "sandbox": json.dumps(sandbox),
     }
-    versions = write_provenance(folder, facts={**facts, "sandbox": sandbox})
+    versions = write_provenance(config.run.dir, facts={**facts, "sandbox": sandbox})
     return {
         **facts,
         "config": config.model_dump_json(),
         "versions": json.dumps({name: versions[name] for name in ("git", "python", "packages")}),
     }
+
+
+def record_config(config: RunConfig) -> None:
+    """Write config.yaml, resolved, to the run directory, which is made if it is missing."""
+    config.run.dir.mkdir(parents=True, exist_ok=True)
+    with whole_file(config.run.dir / "config.yaml") as file:
+        file.write(dump_config(config).encode())
 
 
 def sandbox_facts(sandboxes: SandboxProvider | None) -> dict[str, str]:

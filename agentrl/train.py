@@ -209,7 +209,7 @@ async def sampling(run: Run) -> AsyncGenerator[GroupQueue]:
         await queue.close()
 
 
-def problem_at(problems: Sequence[Problem], index: int, seed: int) -> Problem:
+def problem_at(problems: Sequence[T], index: int, seed: int) -> T:
     """Problem number `index` of an endless stream: a fresh permutation for each epoch."""
     epoch, place = divmod(index, len(problems))
     return problems[_permutation(seed, epoch, len(problems))[place]]

@@ -1,5 +1,7 @@
 """The verbs that work on a policy; the others are added from the files beside this one."""
 
+from pathlib import Path
+
 import typer
 
 from agentrl.cli import checks, inspection, replay, view, workshop
@@ -31,6 +33,9 @@ def train(
     source: Source,
     set_: Set = None,
     resume: bool = typer.Option(True, help="go on from the newest checkpoint"),
+    offline: Path | None = typer.Option(
+        None, metavar="RUN", help="learn from the trajectories of this run, without sampling"
+    ),
     quiet: Quiet = False,
     json_: Json = False,
 ) -> None:
@@ -43,9 +48,14 @@ def train(
 
     config = config_of(source, set_)
     with reporter_for(quiet=quiet, as_json=json_) as reporter:
-        from agentrl import build
+        if offline is None:
+            from agentrl import build
 
-        build.train(config, reporter=reporter, resume=resume)
+            build.train(config, reporter=reporter, resume=resume)
+        else:
+            from agentrl.offline import train_offline
+
+            train_offline(config, offline, reporter=reporter, resume=resume)
         reporter.note(f"run: {config.run.dir}")
 
 
@@ -136,8 +146,6 @@ def rollout(
     json_: Json = False,
 ) -> None:
     """Sample some groups and show what happened, without learning."""
-    from pathlib import Path
-
     from agentrl.cli.display import reporter_for
 
     chosen, config = split_of(split), config_of(source, set_)

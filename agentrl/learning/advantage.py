@@ -53,10 +53,13 @@ def group_advantages(
     """The advantage of each group's members, in order.
 
     With a group or leave-one-out baseline, a group of one or of equal rewards gets exactly 0.
+    Baseline `value` is the learner's: the outcomes come back as they are.
     Baselines: `group` 2402.03300 section 4.1.2, `leave_one_out` 2402.14740 equation 8, `batch`
     2501.03262. Scales: `group` 2402.03300, `batch` 2508.08221, `centred` 2501.03262, `others`:
     the deviation of the other members, not divided where they are all equal.
     """
+    if algorithm.baseline == "value":
+        return [tuple(group) for group in rewards]
     every = [reward for group in rewards for reward in group]
     if algorithm.baseline == "batch":
         apart = _split(centred(every), rewards)

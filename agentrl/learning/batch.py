@@ -14,6 +14,7 @@ from torch import Tensor
 from agentrl.algorithms import AlgorithmConfig
 from agentrl.errors import RecordError
 from agentrl.learning.advantage import has_signal, turn_advantages
+from agentrl.learning.plan import common_prefix
 from agentrl.types import Ending, Group, Trajectory
 
 FORMAT = "agentrl.batch.1"
@@ -77,6 +78,15 @@ class Batch:
     def rows(self) -> Tensor:
         """The row of each token, int64 [T]."""
         return torch.repeat_interleave(torch.arange(len(self.lengths)), self.lengths)
+
+    def prefixes(self) -> dict[int, int]:
+        """How many ids the rows of each group begin with in common."""
+        rows = self.input_ids.split(self.lengths.tolist())
+        groups = self.groups.tolist()
+        return {
+            group: common_prefix([row for row, of in zip(rows, groups, strict=True) if of == group])
+            for group in set(groups)
+        }
 
     def columns(self, rows: Sequence[int]) -> Tensor:
         """The columns of the given rows, in the given order, int64."""

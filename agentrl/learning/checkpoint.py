@@ -67,6 +67,8 @@ def save_checkpoint(
             state = {"optimizer": learner.optimizer.state_dict(), "random": _random_state()}
             if learner.has_adapters:  # merging rounds, so the model folder can't give them back
                 state["adapters"] = learner.trained()
+            if learner.value_head is not None:
+                state["value_head"] = learner.value_head.state_dict()
             torch.save(state, partial / LEARNER)
             (partial / PROGRESS).write_text(json.dumps(asdict(progress)), encoding="utf-8")
             (partial / MANIFEST).write_text(json.dumps(_manifest(partial)), encoding="utf-8")
@@ -91,6 +93,8 @@ def load_checkpoint(folder: Path, learner: PolicyLearner) -> Progress:
             _load_weights(folder, learner.model)
         if learner.moving_reference is not None:
             _load_weights(folder / REFERENCE, learner.moving_reference)
+        if learner.value_head is not None:
+            learner.value_head.load_state_dict(state["value_head"])
         learner.optimizer.load_state_dict(state["optimizer"])
         _restore_random_state(state["random"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.PickleError) as error:

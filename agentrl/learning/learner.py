@@ -2,10 +2,11 @@
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite, nan
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,17 @@ from transformers import PreTrainedModel
 from agentrl.algorithms import AlgorithmConfig
 from agentrl.config import LearnerSection
 from agentrl.errors import ConfigError, NonFiniteLoss, RecordError
-from agentrl.learning.advantage import centre
 from agentrl.learning.batch import Batch, needs_behavior
+from agentrl.learning.known import Known, kl_penalty
 from agentrl.learning.lora import add_adapters, merged_weights, without_adapters
 from agentrl.learning.loss import Scores, TokenLoss, policy_loss, token_weights
 from agentrl.learning.packing import TokenScores, pack, token_logprobs
 from agentrl.learning.panel import statistics, summary
-from agentrl.learning.plan import by_tokens, in_parts, lr_factor
+from agentrl.learning.plan import WORTH_SHARING, by_group, by_tokens, in_parts, lr_factor
+from agentrl.learning.preference import preferred
+from agentrl.learning.values import critic_targets, value_head_for, value_loss
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """What is fixed before the first optimiser step of an update, fp32 [T]."""
-
-    proximal: Tensor
-    """The ratio's denominator; NaN: the policy's own logprobs, taken when they are computed."""
-    reference: Tensor | None
-    advantages: Tensor
 
 
 class PolicyLearner:
@@ -60,13 +53,7 @@ class PolicyLearner:
         reference: PreTrainedModel | None = None,
         total_steps: int | None = None,
     ) -> None:
-        if learner.schedule != "constant" and total_steps is None:
-            raise ConfigError(f"learner.schedule {learner.schedule} needs total_steps")
-        if learner.lora_rank and algorithm.reference_every:
-            raise ConfigError(
-                "algorithm.reference_every needs a reference of its own, but with "
-                "learner.lora_rank it is the model without adapters: set one of them to 0"
-            )
+        _refuse(learner, algorithm, total_steps)
         self.version = 0
         self._compute_dtype = model.dtype
         self.model = pack(model if learner.lora_rank else _with_master_weights(model)).train()
@@ -80,8 +67,11 @@ class PolicyLearner:
             self.reference = pack(reference).eval().requires_grad_(False)
         if learner.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.value_head = value_head_for(self.model) if algorithm.baseline == "value" else None
         self.optimizer = torch.optim.AdamW(
-            _decay_groups(self.model, learner.weight_decay), lr=learner.lr, betas=learner.betas
+            _decay_groups(self._parameters(), learner.weight_decay),
+            lr=learner.lr,
+            betas=learner.betas,
         )
         self._learner, self._algorithm, self._temperature = learner, algorithm, temperature
         self._steps_per_update = learner.epochs * learner.minibatches
@@ -106,7 +96,7 @@ class PolicyLearner:
                 self._set_lr(self.version * self._steps_per_update + number)
                 part = batch.select(rows)
                 if part.action_mask.any():
-                    stats.append(self._step(part, _at(known, batch.columns(rows))))
+                    stats.append(self._step(part, known.at(batch.columns(rows))))
         else:
             log.warning("update %d: no token to train on; the weights stay", self.version)
         self.version += 1
@@ -173,18 +163,20 @@ class PolicyLearner:
         if not batch.action_mask.any():
             return out
         known, weights = self._know(batch), self._weights(batch)
-        for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
+        if self._algorithm.objective == "preference":
+            known, _ = self._prefer(batch, known)
+        for rows in self._micro_batches(batch):
             part, columns = batch.select(rows), batch.columns(rows)
             if part.action_mask.any():
                 with torch.no_grad():
-                    scores = self._scores(part, _at(known, columns), weights[columns])
+                    scores, _ = self._scores(part, known.at(columns), weights[columns])
                 scores = replace(scores, logprobs=scores.logprobs.detach().requires_grad_())
                 loss = policy_loss(scores, self._algorithm).loss
                 (pull,) = torch.autograd.grad(loss, scores.logprobs)
                 out[columns[part.action_mask]] = pull.cpu()
         return out
 
-    def _know(self, batch: Batch) -> _Known:
+    def _know(self, batch: Batch) -> Known:
         algorithm, mask = self._algorithm, batch.action_mask
         if needs_behavior(algorithm) and batch.behavior_logprobs[mask].isnan().any():
             raise RecordError(
@@ -199,10 +191,18 @@ class PolicyLearner:
             proximal = torch.full_like(batch.behavior_logprobs, nan)
         else:
             proximal = self._score_all(self.model, batch)
-        advantages = batch.advantages
-        if reference is not None and in_reward:
-            advantages = advantages - self._kl_penalty(batch, proximal - reference)
-        return _Known(proximal=proximal, reference=reference, advantages=advantages)
+        distance = proximal - reference if reference is not None and in_reward else None
+        advantages, targets = batch.advantages, None
+        if self.value_head is not None:
+            values = self._score_all(self.model, batch, self._value_of)
+            advantages, targets = critic_targets(batch, values, distance, algorithm)
+        elif distance is not None:
+            advantages = batch.advantages - kl_penalty(batch, distance, algorithm)
+        return Known(proximal=proximal, reference=reference, advantages=advantages, targets=targets)
+
+    def _value_of(self, scores: TokenScores) -> Tensor:
+        assert self.value_head is not None
+        return self.value_head(scores.hidden.float())[:, 0]
 
     def _reference(self, batch: Batch) -> Tensor | None:
         if not self._algorithm.kl_coef:
@@ -216,32 +216,30 @@ class PolicyLearner:
             raise ConfigError("algorithm.kl_coef is above 0 but there is no reference policy")
         return self._score_all(self.reference, batch)
 
-    def _kl_penalty(self, batch: Batch, distance_T: Tensor) -> Tensor:
-        """What the k1 KL of whole trajectories takes from their centred rewards, fp32 [T].
-
-        A KL in the reward goes through the baseline like the reward does; centring is linear, so
-        its part can be centred alone.
-        """
-        rows, mask = batch.rows, batch.action_mask
-        sums = torch.zeros(len(batch.lengths)).index_add(0, rows[mask], distance_T[mask])
-        trained = torch.bincount(rows[mask], minlength=len(batch.lengths)) > 0
-        penalty = torch.zeros_like(sums)
-        for group in batch.groups.unique():
-            members = (batch.groups == group) & trained
-            penalty[members] = torch.tensor(
-                centre(sums[members].tolist(), self._algorithm.baseline)
-            )
-        return self._algorithm.kl_coef * penalty[rows]
-
     @torch.no_grad()
-    def _score_all(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        """Logprobs of the trained tokens, fp32 [T]; NaN elsewhere."""
+    def _score_all(
+        self,
+        model: PreTrainedModel,
+        batch: Batch,
+        read: Callable[[TokenScores], Tensor] = attrgetter("logprobs"),
+    ) -> Tensor:
+        """Logprobs (or what is read) of the trained tokens, fp32 [T]; NaN elsewhere."""
         out = torch.full_like(batch.behavior_logprobs, nan)
-        for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
+        for rows in self._micro_batches(batch):
             part, columns = batch.select(rows), batch.columns(rows)
             if part.action_mask.any():
-                out[columns[part.action_mask]] = self._forward(model, part).logprobs.cpu()
+                out[columns[part.action_mask]] = read(self._forward(model, part)).cpu()
         return out
+
+    def _micro_batches(self, batch: Batch) -> list[list[int]]:
+        """The rows of each forward pass; groups stay together where their prompts are worth it."""
+        lengths, budget = batch.lengths.tolist(), self._learner.micro_batch_tokens
+        if self._learner.share_prefixes:
+            groups, prefixes = batch.groups.tolist(), batch.prefixes()
+            spared = sum(prefixes[group] for group in groups) - sum(prefixes.values())
+            if spared >= WORTH_SHARING * sum(lengths):
+                return by_group(lengths, groups, prefixes, budget)
+        return by_tokens(lengths, budget)
 
     def _forward(self, model: PreTrainedModel, part: Batch) -> TokenScores:
         with self._autocast():
@@ -252,22 +250,49 @@ class PolicyLearner:
                 part.action_mask,
                 temperature=self._temperature,
                 entropy_gradient=self._algorithm.entropy_coef != 0,
+                groups_B=part.groups if self._learner.share_prefixes else None,
             )
 
-    def _step(self, batch: Batch, known: _Known) -> Mapping[str, float]:
+    def _step(self, batch: Batch, known: Known) -> Mapping[str, float]:
         """One optimiser step: gradients of micro-batches add up, weights come from all of it."""
-        weights = self._weights(batch)
-        done: list[tuple[Scores, TokenLoss]] = []
-        for rows in by_tokens(batch.lengths.tolist(), self._learner.micro_batch_tokens):
+        weights, preference = self._weights(batch), None
+        if self._algorithm.objective == "preference":
+            known, preference = self._prefer(batch, known)
+        values, done = 0.0, list[tuple[Scores, TokenLoss]]()
+        for rows in self._micro_batches(batch):
             part, columns = batch.select(rows), batch.columns(rows)
             if part.action_mask.any():
-                scores = self._scores(part, _at(known, columns), weights[columns])
+                scores, policy = self._scores(part, known.at(columns), weights[columns])
                 token_loss = policy_loss(scores, self._algorithm)
-                token_loss.loss.backward()
+                value = self._value_loss(policy, part, known.at(columns), scores.weights)
+                (token_loss.loss + value).backward()
                 done.append((_detached(scores), token_loss))
+                values += float(value.detach())
         losses = torch.stack([token_loss.loss.detach() for _, token_loss in done])
-        loss = float(losses.sum())
-        return {**statistics(done), "loss": loss, "grad_norm": self._apply(loss), "lr": self._lr}
+        loss = (float(losses.sum()) if preference is None else preference) + values
+        return {
+            **statistics(done),
+            "loss": loss,
+            "value_loss": values,
+            "grad_norm": self._apply(loss),
+            "lr": self._lr,
+        }
+
+    def _value_loss(
+        self, policy: TokenScores, part: Batch, known: Known, weights: Tensor
+    ) -> Tensor:
+        """What the values of a micro-batch add to the loss; 0 without a value head."""
+        if known.targets is None:
+            return torch.zeros((), device=weights.device)
+        targets = known.targets[part.action_mask].to(weights.device)
+        return self._algorithm.value_coef * value_loss(self._value_of(policy), targets, weights)
+
+    def _prefer(self, batch: Batch, known: Known) -> tuple[Known, float]:
+        """The pull of each pair at the weights as they are, in place of advantages; the loss."""
+        assert known.reference is not None
+        policy = self._score_all(self.model, batch)
+        advantages, loss = preferred(batch, policy, known.reference, self._algorithm.kl_coef)
+        return replace(known, advantages=advantages), loss
 
     def _weights(self, batch: Batch) -> Tensor:
         """What each token counts, fp32 [T]."""
@@ -277,7 +302,8 @@ class PolicyLearner:
         )
         return weights
 
-    def _scores(self, part: Batch, known: _Known, weights: Tensor) -> Scores:
+    def _scores(self, part: Batch, known: Known, weights: Tensor) -> tuple[Scores, TokenScores]:
+        """What the loss reads of a micro-batch, and what the policy says of it."""
         policy, mask = self._forward(self.model, part), part.action_mask
         device, own = policy.logprobs.device, policy.logprobs.detach()
         proximal = known.proximal[mask].to(device)
@@ -285,7 +311,7 @@ class PolicyLearner:
             return_inverse=True
         )[1]
         reference = None if known.reference is None else known.reference[mask].to(device)
-        return Scores(
+        scores = Scores(
             logprobs=policy.logprobs,
             entropy=policy.entropy,
             proximal=torch.where(proximal.isnan(), own, proximal),
@@ -296,11 +322,13 @@ class PolicyLearner:
             turns=turns.to(device),
             weights=weights[mask].to(device),
         )
+        return scores, policy
 
     def _apply(self, loss: float) -> float:
         """Clip and step, unless something is not finite; returns the norm before clipping."""
-        parameters = self.model.parameters()
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._learner.max_grad_norm))
+        norm = float(
+            torch.nn.utils.clip_grad_norm_(self._parameters(), self._learner.max_grad_norm)
+        )
         if not (isfinite(loss) and isfinite(norm)):
             self.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteLoss(
@@ -312,6 +340,11 @@ class PolicyLearner:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        """All that is trained."""
+        head = [] if self.value_head is None else list(self.value_head.parameters())
+        return [p for p in self.model.parameters() if p.requires_grad] + head
 
     @property
     def _lr(self) -> float:
@@ -332,6 +365,21 @@ class PolicyLearner:
         return torch.autocast(self.model.device.type, self._compute_dtype)
 
 
+def _refuse(learner: LearnerSection, algorithm: AlgorithmConfig, total_steps: int | None) -> None:
+    """Raises ConfigError for what does not go together."""
+    if learner.schedule != "constant" and total_steps is None:
+        raise ConfigError(f"learner.schedule {learner.schedule} needs total_steps")
+    if learner.lora_rank and algorithm.reference_every:
+        raise ConfigError(
+            "algorithm.reference_every needs a reference of its own, but with "
+            "learner.lora_rank it is the model without adapters: set one of them to 0"
+        )
+    if algorithm.objective == "preference" and learner.minibatches > 1:
+        raise ConfigError(
+            "algorithm.objective preference pairs the whole batch: set learner.minibatches 1"
+        )
+
+
 def _with_master_weights(model: PreTrainedModel) -> PreTrainedModel:
     """Small steps vanish in 8 bits of mantissa, so the weights themselves are kept in float32."""
     if model.dtype is torch.float16:
@@ -339,22 +387,14 @@ def _with_master_weights(model: PreTrainedModel) -> PreTrainedModel:
     return model.float()
 
 
-def _decay_groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, object]]:
+def _decay_groups(
+    trained: Sequence[torch.nn.Parameter], weight_decay: float
+) -> list[dict[str, object]]:
     """Matrices decay; biases and norms don't."""
-    trained = [p for p in model.parameters() if p.requires_grad]
     return [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
-
-
-def _at(known: _Known, columns: Tensor) -> _Known:
-    reference = None if known.reference is None else known.reference[columns]
-    return _Known(
-        proximal=known.proximal[columns],
-        reference=reference,
-        advantages=known.advantages[columns],
-    )
 
 
 def _detached(scores: Scores) -> Scores:

@@ -59,10 +59,11 @@ def token_weights(rows: Tensor, groups: Tensor, algorithm: AlgorithmConfig) -> T
     `rows` and `groups` int64 [N] are each token's trajectory and group; R counts the trajectories
     that have a trained token, P such groups. `token_mean` (2503.14476): 1 / N; `sequence_mean`
     (2402.03300): 1 / (R * length); `prompt_mean` (2510.13786): 1 / (P * tokens of the group);
-    `constant` (2503.20783): 1 / (R * L); `sequence_sum` (2402.14740): 1 / R.
+    `constant` (2503.20783): 1 / (R * L); `sequence_sum` (2402.14740): 1 / R. A preference is taken
+    of whole trajectories and counts its pairs itself: 1.
     """
     ones = torch.ones(len(rows), dtype=torch.float32, device=rows.device)
-    if not len(rows):
+    if not len(rows) or algorithm.objective == "preference":
         return ones
     lengths = _sizes(rows)
     match algorithm.aggregation:
@@ -80,14 +81,21 @@ def token_weights(rows: Tensor, groups: Tensor, algorithm: AlgorithmConfig) -> T
 
 
 def policy_loss(scores: Scores, algorithm: AlgorithmConfig) -> TokenLoss:
-    """The weighted sum of token losses: clipped objective, mismatch weight, KL, entropy."""
+    """The weighted sum of token losses: objective, mismatch weight, KL, entropy.
+
+    Objective `policy` is the clipped one; the others are A log p (2402.03300 appendix A.1).
+    """
     log_ratio = scores.logprobs - scores.proximal
     ratio = bounded_exp(level_of(log_ratio, scores, algorithm.ratio))
-    objective, clipped = clipped_objective(ratio, scores, algorithm)
+    if algorithm.objective == "policy":
+        objective, clipped = clipped_objective(ratio, scores, algorithm)
+    else:
+        objective = scores.advantages * scores.logprobs
+        clipped = torch.zeros_like(objective, dtype=torch.bool)
     weight, cut = mismatch_weight(scores.proximal - scores.behavior, scores, algorithm)
     per_token = -objective * weight
     kl = torch.zeros_like(per_token)
-    if scores.reference is not None and algorithm.kl_form != "k1_reward":
+    if scores.reference is not None and has_kl_term(algorithm):
         distance = scores.logprobs - scores.reference
         kl = kl_estimate(distance, algorithm.kl_form)
         if algorithm.kl_form == "k3_corrected":
@@ -104,6 +112,15 @@ def policy_loss(scores: Scores, algorithm: AlgorithmConfig) -> TokenLoss:
         mismatch=(scores.logprobs.detach() if algorithm.proximal == "behavior" else scores.proximal)
         - scores.behavior,
         cut=cut.float(),
+    )
+
+
+def has_kl_term(algorithm: AlgorithmConfig) -> bool:
+    """Whether the KL is a term of the loss: not in the reward, and not inside a preference."""
+    return (
+        algorithm.kl_coef > 0
+        and algorithm.kl_form != "k1_reward"
+        and algorithm.objective != "preference"
     )
 
 

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from agentrl.errors import ConfigError
+from agentrl.learning.layout import Layout, layout_of
 from agentrl.learning.loss import entropy_of
 
 ATTENTION = "agentrl_packed"
@@ -26,10 +27,14 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
 
 
 class TokenScores(NamedTuple):
-    """What a model says of some tokens: log-probabilities and entropies, both fp32 [N], in nats."""
+    """What a model says of some tokens: log-probabilities and entropies, both fp32 [N], in nats.
+
+    `hidden` [N, D] is the state that each token was predicted from.
+    """
 
     logprobs: Tensor
     entropy: Tensor
+    hidden: Tensor
 
 
 def packed_attention(
@@ -40,33 +45,14 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     *,
-    cu_seq_lens_q: Tensor,
-    max_length_q: int,
+    layout: Layout,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each row of a packed batch, without dropout.
 
-    query, key and value are [1, H, T, D]. Rows are padded on the right for this operation alone;
-    causality keeps padding out of every real position, so no mask is needed.
+    query, key and value are [1, H, N, D], `layout` says which columns are whose.
     """
-    lengths = cu_seq_lens_q.diff()
-    row_T = torch.repeat_interleave(torch.arange(len(lengths), device=query.device), lengths)
-    column_T = torch.arange(query.shape[2], device=query.device) - cu_seq_lens_q[row_T]
-
-    def unpack(packed: Tensor) -> Tensor:
-        _, heads, _, width = packed.shape
-        rows = packed.new_zeros(len(lengths), max_length_q, heads, width)
-        return rows.index_put((row_T, column_T), packed[0].transpose(0, 1)).transpose(1, 2)
-
-    out = F.scaled_dot_product_attention(
-        unpack(query),
-        unpack(key),
-        unpack(value),
-        is_causal=True,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return out.transpose(1, 2)[row_T, column_T][None], None
+    return layout.attend(query, key, value, scaling), None
 
 
 AttentionInterface.register(ATTENTION, packed_attention)
@@ -119,49 +105,48 @@ def token_logprobs(
     *,
     temperature: float,
     entropy_gradient: bool = False,
+    groups_B: Tensor | None = None,
 ) -> TokenScores:
     """Log-probabilities of the tokens marked in `wanted_T`, each given its own row's past.
 
     `input_ids_T` holds rows of `lengths_B` ids end to end; a row's first token can't be wanted.
     Scores are fp32, in the order of the marked columns, under softmax(logits / temperature).
+    With `groups_B`, what neighbouring rows of a group begin with is computed once.
     The head runs on the wanted tokens only, some at a time, and again in the backward pass.
     """
-    input_ids_T, lengths_B, wanted_T = (
-        x.to(model.device) for x in (input_ids_T, lengths_B, wanted_T)
-    )
-    starts = F.pad(lengths_B.cumsum(0), (1, 0))
-    positions = torch.arange(len(input_ids_T), device=model.device)
-    positions = positions - torch.repeat_interleave(starts[:-1], lengths_B)
+    input_ids_T, wanted_T = input_ids_T.to(model.device), wanted_T.to(model.device)
+    groups = None if groups_B is None else groups_B.tolist()
+    layout = layout_of(input_ids_T, lengths_B.tolist(), groups)
     hidden = model.get_decoder()(
-        input_ids=input_ids_T[None],
-        position_ids=positions[None],
+        input_ids=input_ids_T[layout.kept][None],
+        position_ids=layout.positions[None],
         use_cache=False,
-        cu_seq_lens_q=starts,
-        max_length_q=int(lengths_B.max()),
+        layout=layout,
     ).last_hidden_state[0]
     columns = wanted_T.nonzero()[:, 0]
     head: nn.Module = model.get_output_embeddings()  # pyright: ignore[reportAssignmentType]
-    before, targets = hidden[columns - 1], input_ids_T[columns]
+    before, targets = hidden[layout.place[columns - 1]], input_ids_T[columns]
     scored = [
         _score_again(head, some, ids, temperature, entropy_gradient)
         for some, ids in zip(before.split(_HEAD_TOKENS), targets.split(_HEAD_TOKENS), strict=True)
     ]
-    return TokenScores(*(torch.cat(parts) for parts in zip(*scored, strict=True)))
+    logprobs, entropy = (torch.cat(parts) for parts in zip(*scored, strict=True))
+    return TokenScores(logprobs, entropy, before)
 
 
 def _score_again(
     head: nn.Module, hidden: Tensor, ids: Tensor, temperature: float, entropy_gradient: bool
-) -> TokenScores:
+) -> tuple[Tensor, Tensor]:
     """Logits are the largest tensor of all, so only their recipe is kept for the backward pass."""
     return checkpoint(_score, head, hidden, ids, temperature, entropy_gradient, use_reentrant=False)  # pyright: ignore[reportReturnType]
 
 
 def _score(
     head: nn.Module, hidden: Tensor, ids: Tensor, temperature: float, entropy_gradient: bool
-) -> TokenScores:
+) -> tuple[Tensor, Tensor]:
     logprobs = F.log_softmax(_logits(head, hidden) / temperature, dim=-1)
     entropy = entropy_of(logprobs if entropy_gradient else logprobs.detach())
-    return TokenScores(logprobs.gather(-1, ids[:, None])[:, 0], entropy)
+    return logprobs.gather(-1, ids[:, None])[:, 0], entropy
 
 
 def _logits(head: nn.Module, hidden: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ MISMATCH = (
 )
 METRICS = (
     "loss",
+    "value_loss",
     "entropy",
     "kl_ref",
     *MISMATCH,

@@ -1,8 +1,14 @@
 """What an update does in which order: minibatches, micro-batches, learning rate."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import groupby
 from math import ceil, cos, pi
+
+from torch import Tensor
+
+WORTH_SHARING = 0.1
+"""Share of tokens that must be spared before the prefixes of groups are computed once."""
 
 
 def in_parts(lengths: Sequence[int], parts: int) -> list[list[int]]:
@@ -34,6 +40,42 @@ def by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
         parts[-1].append(row)
         filled += lengths[row]
     return parts
+
+
+def common_prefix(rows: Sequence[Tensor]) -> int:
+    """How many ids all rows begin with; always fewer than the shortest has."""
+    length = min(len(row) for row in rows) - 1
+    first = rows[0][:length]
+    same = [int((row[:length] == first).long().cumprod(0).sum()) for row in rows[1:]]
+    return min([length, *same])
+
+
+def by_group(
+    lengths: Sequence[int], groups: Sequence[int], prefixes: Mapping[int, int], budget: int
+) -> list[list[int]]:
+    """Rows cut into parts within the budget, those of a group together as far as they fit.
+
+    `prefixes` says how many tokens the rows of each group have in common: a part computes them once
+    for each group in it. Balanced as `by_tokens` is.
+    """
+    order = sorted(range(len(lengths)), key=lambda r: (groups[r], -lengths[r]))
+    runs = [list(run) for _, run in groupby(order, key=lambda r: groups[r])]
+    own = {row: lengths[row] - prefixes[groups[row]] for row in order}
+    costs = [prefixes[groups[run[0]]] + sum(own[row] for row in run) for run in runs]
+    total = sum(costs)
+    target = total / max(1, ceil(total / budget))
+    parts, filled = [list[int]()], 0
+    for run in runs:
+        prefix = prefixes[groups[run[0]]]
+        fresh = True
+        for row in run:
+            cost = own[row] + (prefix if fresh else 0)
+            if parts[-1] and (filled + cost > budget or (fresh and filled >= target)):
+                parts.append([])
+                filled, cost = 0, own[row] + prefix
+            parts[-1].append(row)
+            filled, fresh = filled + cost, False
+    return [part for part in parts if part]
 
 
 def lr_factor(step: int, *, schedule: str, warmup: int, total: int | None) -> float:

@@ -15,7 +15,8 @@ LAYERS = {
     "store": 2, "replay": 2, "plugins": 2, "gym": 2, "metrics": 2, "provenance": 2, "guard": 2,
     "learning": 3, "engines": 3, "models": 3,
     "train": 4, "evaluate": 4,
-    "build": 5, "rebuild": 5, "cli": 5, "report": 5, "doctor": 5, "show": 5, "viewer": 5,
+    "build": 5, "rebuild": 5, "offline": 5, "cli": 5, "report": 5, "doctor": 5, "show": 5,
+    "viewer": 5,
     "testing": 2,
 }  # fmt: skip
 HEAVY = {"torch", "transformers", "vllm", "docker", "pyarrow"}

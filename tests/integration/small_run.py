@@ -12,6 +12,22 @@ SMALL = (
     "run.eval_every=2", "run.steps=2", "environment.options={digits: 1, count: 50}",
 )  # fmt: skip
 
+COIN = """
+from agentrl_environments.calculator import Calculator
+from agentrl.types import Verdict
+
+
+class Coin:
+    async def grade(self, problem, episodes, sandboxes):
+        sums = [sum(e.trajectory.token_ids) for e in episodes]
+        return [Verdict(reward=s % 3 / 2, passed=s % 3 == 2) for s in sums]
+
+
+class Gamble(Calculator):
+    verifier = Coin()
+"""
+"""A verifier that any policy pleases now and then, so that groups have signal at once."""
+
 
 def masks_are_the_sampled_tokens(groups: Iterable[Group]) -> None:
     """What a trajectory's mask marks is what was sampled, by another way of counting."""

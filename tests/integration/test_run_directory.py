@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from small_run import COIN
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from agentrl import build
@@ -23,23 +24,6 @@ STEP_FIELDS = {
     "kl_ref", "mismatch_k3", "mismatch_max", "clip_share", "grad_norm", "lag", "sample_s",
     "update_s", "publish_s",
 }  # fmt: skip
-
-
-COIN = """
-from agentrl_environments.calculator import Calculator
-from agentrl.types import Verdict
-
-
-class Coin:
-    async def grade(self, problem, episodes, sandboxes):
-        sums = [sum(e.trajectory.token_ids) for e in episodes]
-        return [Verdict(reward=s % 3 / 2, passed=s % 3 == 2) for s in sums]
-
-
-class Gamble(Calculator):
-    verifier = Coin()
-"""
-"""A verifier that any policy pleases now and then, so that groups have signal at once."""
 
 
 @pytest.fixture(scope="module")
