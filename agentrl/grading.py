@@ -6,8 +6,8 @@ success, and counted.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from typing import Any, TypeAlias
 
@@ -45,14 +45,24 @@ async def grade_group(
             return list(await verifier.grade(problem, tuple(episodes), opened_by))
 
     verdicts = await _verdicts(episodes, grade, timeout_s) if episodes else ()
+    graded = [row for e, v in zip(episodes, verdicts, strict=True) for row in _segments(e, v)]
     return Group(
         task_id=problem.task.id,
-        trajectories=tuple(e.trajectory for e in episodes),
-        verdicts=tuple(verdicts),
+        trajectories=tuple(trajectory for trajectory, _, _ in graded),
+        verdicts=tuple(verdict for _, verdict, _ in graded),
         faults=tuple(f"{type(o).__name__}: {o}" for o in outcomes if isinstance(o, Fault)),
         task=problem.task,
-        artifacts=tuple(e.artifacts for e in episodes),
+        artifacts=tuple(artifacts for _, _, artifacts in graded),
     )
+
+
+def _segments(
+    episode: Episode, verdict: Verdict
+) -> Iterator[tuple[Trajectory, Verdict, Mapping[str, bytes]]]:
+    """An episode's trajectories, each with the verdict: the step rewards are those of the first."""
+    yield episode.trajectory, verdict, episode.artifacts
+    for segment in episode.segments:
+        yield segment, replace(verdict, step_rewards=()), episode.artifacts
 
 
 async def _verdicts(
@@ -119,7 +129,8 @@ class GroupStatistics:
 def statistics(groups: Sequence[Group]) -> GroupStatistics:
     """Sum up groups; empty input gives zeros."""
     trajectories = [t for g in groups for t in g.trajectories]
-    verdicts = [v for g in groups for v in g.verdicts]
+    verdicts = [v for g in groups for v in g.member_verdicts]
+    first = [g.trajectories[places[0]] for g in groups for places in g.members]
     graded = [v for v in verdicts if v.reward is not None]
     lost = [fault for g in groups for fault in g.faults]
     lost += [v.invalid for v in verdicts if v.invalid is not None]
@@ -134,11 +145,11 @@ def statistics(groups: Sequence[Group]) -> GroupStatistics:
         success_rate=sum(v.passed for v in graded) / len(graded) if graded else 0.0,
         action_tokens=action_tokens,
         observation_tokens=sum(len(t.token_ids) for t in trajectories) - action_tokens,
-        turns=sum(len(t.turns) for t in trajectories) / len(trajectories) if trajectories else 0.0,
+        turns=sum(len(t.turns) for t in trajectories) / len(first) if first else 0.0,
         faults=len(lost),
         fault_kinds=fault_kinds,
         fault_example=max(lost, key=lambda f: fault_kinds[_kind(f)], default="")[:_EXAMPLE],
-        endings=_counted(t.ending.value for t in trajectories),
+        endings=_counted(t.ending.value for t in first),
         tool_calls=_counted(event.status for t in trajectories for event in t.events),
     )
 

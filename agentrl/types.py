@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
+from itertools import groupby
 from math import isfinite
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -324,9 +325,12 @@ class Episode:
     """What a verifier may look at: the trajectory and the artifacts taken when it ended.
 
     `artifacts` maps each of the task's artifact paths that existed to its (size-capped) bytes.
+    `segments` are further conversations of the same episode, where an outside agent held several:
+    forks, retries, side talks. `trajectory` is the one that had the last action.
     """
 
     trajectory: Trajectory
+    segments: tuple[Trajectory, ...] = ()
     artifacts: Mapping[str, bytes] = field(default_factory=lambda: _EMPTY)
 
 
@@ -357,10 +361,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The members of one task instance, with their verdicts, in the same order.
+    """The trajectories of one task instance, with their verdicts, in the same order.
 
-    May be uneven: members lost to infrastructure are only named in `faults`. `task` and each
-    member's `artifacts` are what a replay starts from; None and () if nobody kept them.
+    Trajectories with the same `member` are segments of one episode: they lie side by side, share
+    its verdict, and count once in every mean. May be uneven: members lost to infrastructure are
+    only named in `faults`. `task` and each trajectory's `artifacts` are what a replay starts from;
+    None and () if nobody kept them.
     """
 
     task_id: str
@@ -380,11 +386,28 @@ class Group:
             )
         if any(t.task_id != self.task_id for t in self.trajectories):
             raise ValueError(f"group {self.task_id} holds a trajectory of another task")
+        if len(self.members) != len({t.member for t in self.trajectories}):
+            raise ValueError(f"group {self.task_id}: a member's segments don't lie side by side")
+        for places in self.members:
+            if len({(self.verdicts[p].reward, self.verdicts[p].invalid) for p in places}) > 1:
+                member = self.trajectories[places[0]].member
+                raise ValueError(f"group {self.task_id}: member {member} has several verdicts")
+
+    @property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """The places of each member's trajectories: of the one, or of the episode's segments."""
+        numbered = groupby(range(len(self.trajectories)), key=lambda p: self.trajectories[p].member)
+        return tuple(tuple(places) for _, places in numbered)
+
+    @property
+    def member_verdicts(self) -> tuple[Verdict, ...]:
+        """One verdict for each member."""
+        return tuple(self.verdicts[places[0]] for places in self.members)
 
     @property
     def rewards(self) -> tuple[float, ...]:
         """The rewards of the members that have one."""
-        return tuple(v.reward for v in self.verdicts if v.reward is not None)
+        return tuple(v.reward for v in self.member_verdicts if v.reward is not None)
 
     @property
     def has_signal(self) -> bool:
