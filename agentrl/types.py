@@ -16,7 +16,14 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, Literal
 
-Role = Literal["system", "user", "assistant", "tool"]
+from agentrl.messages import Message as Message
+from agentrl.messages import Messages as Messages
+from agentrl.messages import Role as Role
+from agentrl.messages import ToolCall as ToolCall
+from agentrl.messages import assistant as assistant
+from agentrl.messages import system as system
+from agentrl.messages import user as user
+
 Finish = Literal["stop", "length", "abort"]
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -38,35 +45,6 @@ class Ending(StrEnum):
     """The wall-clock limit of the episode ran out."""
     SANDBOX_LOST = "sandbox_lost"
     """The agent destroyed its own sandbox (out of memory, killed container)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
-    """One call as the model wrote it.
-
-    `arguments` is the raw JSON text as sampled. A call that could not be parsed is data too:
-    `error` then says what is wrong with it, `name` is "" if none could be read, and `arguments`
-    holds the raw text.
-    """
-
-    id: str
-    name: str
-    arguments: str
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One chat message. `reasoning` is the thinking block, kept apart from `content`."""
-
-    role: Role
-    content: str
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-
-
-Messages = tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,18 +432,3 @@ class Sampling:
 def digest_of_ids(token_ids: Iterable[int]) -> str:
     """16 hex digits that stand for a sequence of ids (64 bits of BLAKE2b over int64)."""
     return blake2b(array("q", token_ids).tobytes(), digest_size=8).hexdigest()
-
-
-def user(content: str) -> Message:
-    """A user message."""
-    return Message(role="user", content=content)
-
-
-def system(content: str) -> Message:
-    """A system message."""
-    return Message(role="system", content=content)
-
-
-def assistant(content: str, *, tool_calls: Iterable[ToolCall] = ()) -> Message:
-    """An assistant message."""
-    return Message(role="assistant", content=content, tool_calls=tuple(tool_calls))
