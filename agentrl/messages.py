@@ -36,6 +36,20 @@ class Message:
 Messages = tuple[Message, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What the policy answers an agent program: a message, and the sizes of both sides in tokens.
+
+    A call that can't be read is text in `message`, as a server would give it. `cut_off` says that
+    the answer met its length limit.
+    """
+
+    message: Message
+    cut_off: bool
+    prompt_tokens: int
+    action_tokens: int
+
+
 def user(content: str) -> Message:
     """A user message."""
     return Message(role="user", content=content)

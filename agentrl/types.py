@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, Literal
 
+from agentrl.messages import Completion as Completion
 from agentrl.messages import Message as Message
 from agentrl.messages import Messages as Messages
 from agentrl.messages import Role as Role
