@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from agentrl.agents.anthropic import ANTHROPIC
 from agentrl.agents.chat import CHAT
+from agentrl.agents.responses import RESPONSES
 from agentrl.agents.wire import Dialect
 from agentrl.errors import ConfigError, ContextFull, Fault, OutOfTurns, RequestError
 from agentrl.protocols import ChatPolicy
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-DIALECTS: Sequence[Dialect] = (CHAT,)
+DIALECTS: Sequence[Dialect] = (CHAT, RESPONSES, ANTHROPIC)
 MODEL = "policy"
 
 

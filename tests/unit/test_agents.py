@@ -352,6 +352,89 @@ async def test_a_script_can_stand_in_for_the_policy() -> None:
     assert episode.trajectory.ending is Ending.OUT_OF_TURNS
 
 
+# ---------------------------------------------------------------- dialects
+
+RUN: Any = {
+    "name": "run",
+    "description": "Run it.",
+    "parameters": {"type": "object", "properties": {"code": {"type": "string"}}},
+}
+TEXTS = ('so\n@run {"code": "1+1"}', "two")
+
+
+async def open_ai_responses(policy: ChatPolicy, stream: bool) -> str:
+    openai = pytest.importorskip("openai")
+    items: list[Any] = [{"role": "user", "content": "hi"}]
+    async with (
+        serve(policy) as endpoint,
+        openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key=endpoint.key) as client,
+    ):
+        while True:
+            more = {"model": "any", "input": items, "instructions": "be brief",
+                    "tools": [{"type": "function", "strict": False, **RUN}]}  # fmt: skip
+            if stream:
+                async with client.responses.stream(**more) as stream_:
+                    answer = await stream_.get_final_response()
+            else:
+                answer = await client.responses.create(**more)
+            calls = [item for item in answer.output if item.type == "function_call"]
+            if not calls:
+                return answer.output_text
+            items += [item.model_dump(exclude_none=True) for item in answer.output]
+            for call in calls:
+                assert call.arguments == '{"code": "1+1"}'
+                items.append(
+                    {"type": "function_call_output", "call_id": call.call_id, "output": "2"}
+                )
+
+
+async def anthropic_messages(policy: ChatPolicy, stream: bool) -> str:
+    anthropic = pytest.importorskip("anthropic")
+    tool = {"name": "run", "description": "Run it.", "input_schema": RUN["parameters"]}
+    talk: list[Any] = [{"role": "user", "content": "hi"}]
+    async with (
+        serve(policy) as endpoint,
+        anthropic.AsyncAnthropic(base_url=endpoint.url, api_key=endpoint.key) as client,
+    ):
+        while True:
+            more = {"model": "any", "max_tokens": 50, "system": "be brief", "messages": talk,
+                    "tools": [tool]}  # fmt: skip
+            if stream:
+                async with client.messages.stream(**more) as stream_:
+                    answer = await stream_.get_final_message()
+            else:
+                answer = await client.messages.create(**more)
+            talk.append({"role": "assistant", "content": answer.content})
+            calls = [block for block in answer.content if block.type == "tool_use"]
+            if not calls:
+                assert answer.stop_reason == "end_turn"
+                return answer.content[0].text
+            assert [call.input for call in calls] == [{"code": "1+1"}]
+            talk.append({
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": call.id, "content": "2"}
+                    for call in calls
+                ],
+            })  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("loop", [open_ai_responses, anthropic_messages])
+async def test_other_dialects_are_recorded_as_one_talk(loop: Any, stream: bool) -> None:
+    told: list[str] = []
+
+    async def program(task: Task, policy: ChatPolicy) -> None:
+        told.append(await loop(policy, stream))
+
+    (one,) = well_formed(await played(program, *TEXTS))
+    assert told == ["two"]
+    assert one.prompt == (system("be brief"), user("hi"))
+    assert [t.message.content for t in one.turns] == ["so", "two"]
+    (result,) = one.turns[0].reply
+    assert (result.role, result.content, result.tool_call_id) == ("tool", "2", "call_0_0")
+
+
 # ---------------------------------------------------------------- programs
 
 
