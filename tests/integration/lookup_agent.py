@@ -30,9 +30,9 @@ class Lookup(OutsideAgent):
 
     @staticmethod
     def problems(split: Split, *, count: int = 500) -> Iterator[Problem]:
-        rng = Random(f"lookup:{split}")
-        for name in sorted({f"{split[:2]}{rng.randrange(10**4)}" for _ in range(count)}):
-            yield problem(name, lookup_program.search(name))
+        for name in Random("lookup").sample(range(1000, 10_000), count):
+            if (name % 5 == 0) == (split == "test"):
+                yield problem(f"n{name}", lookup_program.search(f"n{name}"))
 
     @staticmethod
     def oracle(problem):

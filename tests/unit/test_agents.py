@@ -1,6 +1,7 @@
 """Agent programs: what they ask becomes trajectories, token for token."""
 
 import asyncio
+import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,6 +20,7 @@ from agentrl.rollout import Limits, Stage, run_episode, run_group, run_script
 from agentrl.testing.fakes import (
     STOP,
     CharRenderer,
+    FakeSandboxes,
     FakeVerifier,
     FixedEngine,
     ScriptedEngine,
@@ -31,6 +33,7 @@ from agentrl.types import (
     Episode,
     Message,
     Sampling,
+    SandboxSpec,
     Task,
     ToolCall,
     Trajectory,
@@ -545,3 +548,22 @@ def test_an_agent_without_a_command_says_so() -> None:
     group = asyncio.run(run_group(there, a_problem(), size=1, seed=0))
     assert "Nothing has no command" in group.faults[0]
     assert issubclass(ConfigError, ValueError)
+
+
+async def test_the_documentation_is_true() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+    program, coder = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    made: dict[str, Any] = {}
+    exec(program, made)
+    assert len(made["MyAgent"].problems("train")) == 80
+    exec(coder, made)
+
+    class Coder(made["Coder"]):
+        verifier = FakeVerifier()
+
+    there = Stage(
+        engine=FixedEngine("print(1)", "DONE"), renderer=RENDERER, environment=Coder,
+        sandboxes=FakeSandboxes(), limits=LIMITS,
+    )  # fmt: skip
+    group = await run_group(there, a_problem(sandbox=SandboxSpec()), size=1, seed=0)
+    assert [len(t.turns) for t in group.trajectories] == [2]
