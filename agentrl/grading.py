@@ -103,7 +103,7 @@ class GroupStatistics:
     `fault_kinds`. Rewards and success are over the graded members; `reward_stderr` is the standard
     error of the mean with groups as clusters (members of a group are not independent). Tokens are
     totals; `turns` is the mean number of actions; `endings` and `tool_calls` (by status) are
-    counts.
+    counts. `family_reward` and `family_success` are means by the tasks' families, if they have any.
     """
 
     episodes: int
@@ -118,6 +118,8 @@ class GroupStatistics:
     fault_kinds: Mapping[str, int]
     endings: Mapping[str, int]
     tool_calls: Mapping[str, int]
+    family_reward: Mapping[str, float]
+    family_success: Mapping[str, float]
     fault_example: str
     """A fault of the kind that took most members; empty without faults."""
 
@@ -136,6 +138,7 @@ def statistics(groups: Sequence[Group]) -> GroupStatistics:
     lost += [v.invalid for v in verdicts if v.invalid is not None]
     fault_kinds = _counted(map(_kind, lost))
     action_tokens = sum(t.action_tokens for t in trajectories)
+    families = _by_family(groups)
     mean, stderr = _clustered_mean([g.rewards for g in groups if g.rewards])
     return GroupStatistics(
         episodes=len(graded) + len(lost),
@@ -151,6 +154,8 @@ def statistics(groups: Sequence[Group]) -> GroupStatistics:
         fault_example=max(lost, key=lambda f: fault_kinds[_kind(f)], default="")[:_EXAMPLE],
         endings=_counted(t.ending.value for t in first),
         tool_calls=_counted(event.status for t in trajectories for event in t.events),
+        family_reward={name: _mean([v.reward or 0.0 for v in g]) for name, g in families.items()},
+        family_success={name: _mean([v.passed for v in g]) for name, g in families.items()},
     )
 
 
@@ -167,6 +172,20 @@ def _clustered_mean(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
         return mean, 0.0
     squares = sum(sum(x - mean for x in c) ** 2 for c in clusters)
     return mean, sqrt(squares * many / (many - 1)) / size
+
+
+def _by_family(groups: Sequence[Group]) -> dict[str, list[Verdict]]:
+    """The verdicts with a reward by family, in order of its name; "" is no family."""
+    found: dict[str, list[Verdict]] = {}
+    for group in groups:
+        graded = [v for v in group.member_verdicts if v.reward is not None]
+        if group.task is not None and group.task.family and graded:
+            found.setdefault(group.task.family, []).extend(graded)
+    return dict(sorted(found.items()))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _kind(fault: str) -> str:

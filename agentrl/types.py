@@ -268,7 +268,8 @@ class Task:
     """The public half of a problem: all that the agent and its environment may know.
 
     `setup` holds JSON values that the environment needs to open the episode, `artifacts` the
-    workspace paths that the verifier will want to see.
+    workspace paths that the verifier will want to see. `family` names a kind of problem, for shares
+    and for metrics; "" is none.
     """
 
     id: str
@@ -276,6 +277,7 @@ class Task:
     sandbox: SandboxSpec | None = None
     artifacts: tuple[str, ...] = ()
     setup: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    family: str = ""
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -286,12 +288,16 @@ class Task:
 class Problem:
     """A task with its private half. `reference` reaches the verifier only; its repr is hidden.
 
-    `grading` is the sandbox that the verifier runs code in; None if it runs none.
+    `grading` is the sandbox that the verifier runs code in; None if it runs none. Training draws
+    it as often as its `weight` says, and mostly passes it over while its last pass rate lies
+    outside `pass_band`.
     """
 
     task: Task
     reference: Any = field(default=None, repr=False)
     grading: SandboxSpec | None = None
+    weight: float = 1.0
+    pass_band: tuple[float, float] = (0.0, 1.0)
 
     @property
     def needs_sandboxes(self) -> bool:

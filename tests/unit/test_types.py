@@ -194,7 +194,7 @@ def test_reference_is_hidden_from_every_repr() -> None:
 
 def test_task_has_no_room_for_a_reference() -> None:
     names = {field.name for field in dataclasses.fields(Task)}
-    assert names == {"id", "prompt", "sandbox", "artifacts", "setup"}
+    assert names == {"id", "prompt", "sandbox", "artifacts", "setup", "family"}
     assert "problem" not in {field.name for field in dataclasses.fields(Episode)}
     with pytest.raises(ValueError, match="needs an id"):
         Task(id="", prompt=())
