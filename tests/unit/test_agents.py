@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.agents import GivenTool, OutsideAgent, serve
+from agentrl.agents.program import Heard, run_program
 from agentrl.errors import ConfigError, ContextFull, EngineFault, OutOfTurns, RequestError
 from agentrl.protocols import ChatPolicy
 from agentrl.replay.check import check_trajectory
@@ -497,21 +498,34 @@ async def test_a_failing_program_is_graded_once_the_policy_has_spoken(tmp_path: 
     assert "exit code 1 before the policy's first answer: no such thing" in group.faults[0]
 
 
-async def test_a_late_program_is_killed_with_its_children(tmp_path: Path) -> None:
+async def test_a_stopped_program_is_killed_with_its_children(tmp_path: Path) -> None:
     code = """
 import subprocess, time
-ask("x")
 child = subprocess.Popen(["sleep", "60"])
 print(child.pid, flush=True)
 time.sleep(60)
 """
-    group = await run_command(tmp_path, code, timeout_s=2.0)
-    assert group.trajectories[0].ending is Ending.TIMED_OUT
-    child = Path("/proc", group.artifacts[0]["stdout"].decode().strip(), "status")
-    end = time.monotonic() + 5
-    while child.exists() and "zombie" not in child.read_text() and time.monotonic() < end:
+    heard = Heard()
+    argv = [sys.executable, "-S", "-c", code]
+    running = asyncio.create_task(
+        run_program(argv, environ={}, stdin=b"", folder=tmp_path, heard=heard)
+    )
+    while not heard.stdout.endswith(b"\n"):
+        await asyncio.sleep(0.02)
+    running.cancel()
+    await asyncio.wait({running})
+    child = Path("/proc", heard.stdout.decode().strip(), "status")
+    end = time.monotonic() + 10
+    while _is_alive(child) and time.monotonic() < end:
         await asyncio.sleep(0.05)
-    assert not child.exists() or "zombie" in child.read_text()
+    assert not _is_alive(child)
+
+
+def _is_alive(status: Path) -> bool:
+    try:
+        return "zombie" not in status.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 async def test_a_wrong_key_and_a_wrong_body_are_refused() -> None:
