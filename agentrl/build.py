@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agentrl import evaluate as evaluation
 from agentrl.atomic import whole_folder
 from agentrl.config import RunConfig, changes_since
+from agentrl.data import ProblemStream, check_lengths, problem_at
 from agentrl.engines.weights import InProcessWeightSync
 from agentrl.errors import ConfigError
 from agentrl.learning.checkpoint import (
@@ -39,6 +40,7 @@ from agentrl.plugins import (
 )
 from agentrl.protocols import (
     EnvironmentClass,
+    Harness,
     InferenceEngine,
     Reporter,
     SandboxProvider,
@@ -48,7 +50,7 @@ from agentrl.provenance import record_run, sandbox_facts
 from agentrl.rendering import check_template, make_renderer
 from agentrl.rollout import Limits, Stage, WarmSandboxes, run_script
 from agentrl.store import ParquetStore
-from agentrl.train import Pace, Run, problem_at
+from agentrl.train import Pace, Run
 from agentrl.train import train as run_loop
 from agentrl.types import Group, Problem, Trajectory
 
@@ -145,18 +147,20 @@ async def open_run(config: RunConfig, *, reporter: Reporter) -> AsyncGenerator[R
     learner = learner_of(config, policy, start)
     progress = load_checkpoint(found, learner) if found else Progress(version=0, cursor=0)
     async with open_stage(config, environment, policy, problems) as stage:
+        _check_lengths(config, stage, [*problems, *held_out])
         sandbox = sandbox_facts(stage.sandboxes)
         if sandbox:
             shown = ", ".join(f"{name} {value}" for name, value in sandbox.items())
             reporter.note(f"sandboxes: {shown}")
         facts = record_run(config, policy.tokenizer, stage, sandbox)
+        store = ParquetStore(run.dir / "trajectories", metadata=facts, decode=policy.decode)
         with open_metrics(run.dir, from_step=progress.version, tracker=run.tracker) as metrics:
             yield Run(
                 stage=stage,
                 learner=learner,
                 weights=InProcessWeightSync(stage.engine),  # type: ignore[arg-type]
-                store=ParquetStore(run.dir / "trajectories", metadata=facts, decode=policy.decode),
-                problems=problems,
+                store=store,
+                problems=_stream(config, problems, store, progress.version),
                 algorithm=config.algorithm,
                 pace=_pace(config),
                 checkpoint=checkpointer(config, learner, policy),
@@ -188,6 +192,7 @@ async def _warm_start(config: RunConfig, reporter: Reporter, *, force: bool) -> 
         )
     problems = problems_of(environment, "train", config.environment.options)
     async with open_stage(config, environment, policy, problems) as stage:
+        _check_lengths(config, stage, problems)
         traces = await _traces(config, stage, problems, reporter)
     reporter.phase("warm start", section.steps)
     fit(
@@ -242,6 +247,7 @@ async def _rollout(
     chosen = problems_of(environment, split, config.environment.options, problems)
     async with open_stage(config, environment, policy, chosen) as stage:
         played = replace(stage, temperature=0.0) if greedy else stage
+        _check_lengths(config, stage, chosen)
         return await _groups(config, played, chosen, reporter, size=size)
 
 
@@ -286,6 +292,24 @@ async def open_stage(
             limits=limits_of(config),
             temperature=config.sampling.temperature,
         )
+
+
+def _check_lengths(config: RunConfig, stage: Stage, problems: Sequence[Problem]) -> None:
+    """Raise ConfigError for prompts that leave no room to answer: nothing is ever cut."""
+    if not isinstance(stage.environment(sandbox=None), Harness):  # it asks in words of its own
+        tools, limit = tools_of(stage.environment), config.engine.context_tokens
+        check_lengths(problems, stage.renderer, tools, context_tokens=limit)
+
+
+def _stream(
+    config: RunConfig, problems: Sequence[Problem], store: ParquetStore, version: int
+) -> ProblemStream:
+    """Which problem is next; it knows the pass rates of the steps that were trained."""
+    stream = ProblemStream(problems, seed=config.run.seed)
+    for step in store.versions() if stream.has_band else ():
+        if step < version:
+            stream.learn(store.read(version=step))
+    return stream
 
 
 def limits_of(config: RunConfig) -> Limits:

@@ -2,6 +2,9 @@
 
     AgentRLError
     ├── ToolError            the model reads it as an observation; the episode goes on
+    ├── RequestError         an agent program reads it: its request can't be served
+    │   ├── ContextFull      the conversation leaves no room for an answer
+    │   └── OutOfTurns       the episode has used up its actions
     ├── SandboxLost          the agent destroyed its own sandbox; the episode ends and is graded
     ├── Fault                infrastructure failed; the member leaves its group and is counted
     │   ├── SandboxFault     the engine or supervisor died (never: what the agent's code did)
@@ -28,6 +31,18 @@ class AgentRLError(Exception):
 
 class ToolError(AgentRLError, ValueError):
     """A tool call that failed in a way the model should read and act on."""
+
+
+class RequestError(AgentRLError, ValueError):
+    """An agent program asked the policy for what can't be had."""
+
+
+class ContextFull(RequestError):
+    """The conversation leaves no room for an answer in the context."""
+
+
+class OutOfTurns(RequestError):
+    """The episode has used up its actions."""
 
 
 class SandboxLost(AgentRLError, RuntimeError):

@@ -60,7 +60,7 @@ async def run_groups(
 
 def summarise(groups: Sequence[Group], *, samples: int) -> Evaluation:
     """The figures of graded groups."""
-    outcomes = [[v.passed for v in g.verdicts if v.reward is not None] for g in groups]
+    outcomes = [[v.passed for v in g.member_verdicts if v.reward is not None] for g in groups]
     graded = [passed for passed in outcomes if passed]
     shares = [fmean(passed) for passed in graded]
     success = fmean(shares) if shares else 0.0

@@ -6,8 +6,8 @@ success, and counted.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from typing import Any, TypeAlias
 
@@ -45,14 +45,24 @@ async def grade_group(
             return list(await verifier.grade(problem, tuple(episodes), opened_by))
 
     verdicts = await _verdicts(episodes, grade, timeout_s) if episodes else ()
+    graded = [row for e, v in zip(episodes, verdicts, strict=True) for row in _segments(e, v)]
     return Group(
         task_id=problem.task.id,
-        trajectories=tuple(e.trajectory for e in episodes),
-        verdicts=tuple(verdicts),
+        trajectories=tuple(trajectory for trajectory, _, _ in graded),
+        verdicts=tuple(verdict for _, verdict, _ in graded),
         faults=tuple(f"{type(o).__name__}: {o}" for o in outcomes if isinstance(o, Fault)),
         task=problem.task,
-        artifacts=tuple(e.artifacts for e in episodes),
+        artifacts=tuple(artifacts for _, _, artifacts in graded),
     )
+
+
+def _segments(
+    episode: Episode, verdict: Verdict
+) -> Iterator[tuple[Trajectory, Verdict, Mapping[str, bytes]]]:
+    """An episode's trajectories, each with the verdict: the step rewards are those of the first."""
+    yield episode.trajectory, verdict, episode.artifacts
+    for segment in episode.segments:
+        yield segment, replace(verdict, step_rewards=()), episode.artifacts
 
 
 async def _verdicts(
@@ -93,7 +103,7 @@ class GroupStatistics:
     `fault_kinds`. Rewards and success are over the graded members; `reward_stderr` is the standard
     error of the mean with groups as clusters (members of a group are not independent). Tokens are
     totals; `turns` is the mean number of actions; `endings` and `tool_calls` (by status) are
-    counts.
+    counts. `family_reward` and `family_success` are means by the tasks' families, if they have any.
     """
 
     episodes: int
@@ -108,6 +118,8 @@ class GroupStatistics:
     fault_kinds: Mapping[str, int]
     endings: Mapping[str, int]
     tool_calls: Mapping[str, int]
+    family_reward: Mapping[str, float]
+    family_success: Mapping[str, float]
     fault_example: str
     """A fault of the kind that took most members; empty without faults."""
 
@@ -119,12 +131,14 @@ class GroupStatistics:
 def statistics(groups: Sequence[Group]) -> GroupStatistics:
     """Sum up groups; empty input gives zeros."""
     trajectories = [t for g in groups for t in g.trajectories]
-    verdicts = [v for g in groups for v in g.verdicts]
+    verdicts = [v for g in groups for v in g.member_verdicts]
+    first = [g.trajectories[places[0]] for g in groups for places in g.members]
     graded = [v for v in verdicts if v.reward is not None]
     lost = [fault for g in groups for fault in g.faults]
     lost += [v.invalid for v in verdicts if v.invalid is not None]
     fault_kinds = _counted(map(_kind, lost))
     action_tokens = sum(t.action_tokens for t in trajectories)
+    families = _by_family(groups)
     mean, stderr = _clustered_mean([g.rewards for g in groups if g.rewards])
     return GroupStatistics(
         episodes=len(graded) + len(lost),
@@ -134,12 +148,14 @@ def statistics(groups: Sequence[Group]) -> GroupStatistics:
         success_rate=sum(v.passed for v in graded) / len(graded) if graded else 0.0,
         action_tokens=action_tokens,
         observation_tokens=sum(len(t.token_ids) for t in trajectories) - action_tokens,
-        turns=sum(len(t.turns) for t in trajectories) / len(trajectories) if trajectories else 0.0,
+        turns=sum(len(t.turns) for t in trajectories) / len(first) if first else 0.0,
         faults=len(lost),
         fault_kinds=fault_kinds,
         fault_example=max(lost, key=lambda f: fault_kinds[_kind(f)], default="")[:_EXAMPLE],
-        endings=_counted(t.ending.value for t in trajectories),
+        endings=_counted(t.ending.value for t in first),
         tool_calls=_counted(event.status for t in trajectories for event in t.events),
+        family_reward={name: _mean([v.reward or 0.0 for v in g]) for name, g in families.items()},
+        family_success={name: _mean([v.passed for v in g]) for name, g in families.items()},
     )
 
 
@@ -156,6 +172,20 @@ def _clustered_mean(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
         return mean, 0.0
     squares = sum(sum(x - mean for x in c) ** 2 for c in clusters)
     return mean, sqrt(squares * many / (many - 1)) / size
+
+
+def _by_family(groups: Sequence[Group]) -> dict[str, list[Verdict]]:
+    """The verdicts with a reward by family, in order of its name; "" is no family."""
+    found: dict[str, list[Verdict]] = {}
+    for group in groups:
+        graded = [v for v in group.member_verdicts if v.reward is not None]
+        if group.task is not None and group.task.family and graded:
+            found.setdefault(group.task.family, []).extend(graded)
+    return dict(sorted(found.items()))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _kind(fault: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from agentrl import build
 from agentrl.algorithms import AlgorithmConfig
 from agentrl.config import RunConfig, changes_since
+from agentrl.data import problem_at
 from agentrl.errors import ConfigError, RecordError
 from agentrl.grading import statistics
 from agentrl.learning.batch import collate
@@ -19,7 +20,7 @@ from agentrl.metrics import open_metrics
 from agentrl.protocols import Learner, Reporter
 from agentrl.provenance import record_config, vocabulary_digest, write_provenance
 from agentrl.store import ParquetStore
-from agentrl.train import Stopwatch, mean_lag, problem_at
+from agentrl.train import Stopwatch, mean_lag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

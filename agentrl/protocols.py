@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from agentrl.lesson import Lesson
 from agentrl.types import (
     ActionTokens,
+    Completion,
     Episode,
     ExecResult,
     Group,
@@ -37,9 +38,15 @@ Split = Literal["train", "test"]
 class Tool(Protocol):
     """One tool as the model sees it, callable by its environment."""
 
-    name: str
-    schema: Mapping[str, Any]
-    """The function schema in the OpenAI form: name, description, JSON-schema parameters."""
+    @property
+    def name(self) -> str:
+        """What the model calls it by."""
+        ...
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The function schema in the OpenAI form: name, description, JSON-schema parameters."""
+        ...
 
 
 class InferenceEngine(Protocol):
@@ -127,6 +134,40 @@ class Environment(Protocol):
 
     async def artifacts(self) -> Mapping[str, bytes]:
         """What the verifier may see of the final state, by name, size-capped."""
+        ...
+
+
+class ChatPolicy(Protocol):
+    """The policy as an agent program sees it: messages in, a message out."""
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        """The policy's next message. Raises RequestError: no room, no turns, or no messages.
+
+        A talk that begins like an earlier one of this episode goes on from its sampled ids. The
+        answer is cut before the first of the `stop` texts; what was sampled stays whole.
+        """
+        ...
+
+
+@runtime_checkable
+class Harness(Protocol):
+    """What an Environment also is if an agent program leads its episodes.
+
+    Nobody resets or steps it: the program asks the policy when it wants to.
+    """
+
+    async def run_agent(self, task: Task, policy: ChatPolicy, *, seed: int) -> bool:
+        """Run the program to its end; whether it came there by itself.
+
+        Errors are as in `Environment.step`. A RequestError that leaves it ends the episode.
+        """
         ...
 
 

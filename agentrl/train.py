@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
 from random import Random
 from typing import Any, TypeVar
 
 from agentrl.algorithms import AlgorithmConfig
+from agentrl.data import ProblemStream
 from agentrl.errors import NoSignal, TooManyFaults
 from agentrl.evaluate import Evaluation
 from agentrl.grading import GroupStatistics, statistics
@@ -59,7 +59,7 @@ class Run:
     learner: Learner
     weights: WeightSync
     store: TrajectoryStore
-    problems: Sequence[Problem]
+    problems: ProblemStream
     algorithm: AlgorithmConfig
     pace: Pace
     checkpoint: Callable[[int], None]
@@ -100,6 +100,7 @@ async def step(run: Run, queue: "GroupQueue") -> None:
     taken = await next_groups(run, queue)
     clock.lap("sample_s")
     run.store.append(taken, version=learner.version)
+    run.problems.learn(taken)
     report = statistics(taken)
     stop_if_hopeless(run, report)
 
@@ -179,13 +180,14 @@ class GroupQueue:
     def _start(self) -> None:
         index, run = self._next, self._run
         self._next += 1
-        self._flight.append(asyncio.create_task(self._sample(index, run)))
+        problem = run.problems.at(index)
+        self._flight.append(asyncio.create_task(self._sample(index, problem, run)))
 
-    async def _sample(self, index: int, run: Run) -> Group:
+    async def _sample(self, index: int, problem: Problem, run: Run) -> Group:
         async with self._gate:
             return await run_group(
                 run.stage,
-                problem_at(run.problems, index, run.pace.seed),
+                problem,
                 size=run.pace.group_size,
                 seed=group_seed(run.pace.seed, index),
             )
@@ -207,17 +209,6 @@ async def sampling(run: Run) -> AsyncGenerator[GroupQueue]:
         yield queue
     finally:
         await queue.close()
-
-
-def problem_at(problems: Sequence[T], index: int, seed: int) -> T:
-    """Problem number `index` of an endless stream: a fresh permutation for each epoch."""
-    epoch, place = divmod(index, len(problems))
-    return problems[_permutation(seed, epoch, len(problems))[place]]
-
-
-@lru_cache(maxsize=4)
-def _permutation(seed: int, epoch: int, size: int) -> tuple[int, ...]:
-    return tuple(Random(f"problems:{seed}:{epoch}").sample(range(size), size))
 
 
 def group_seed(seed: int, index: int) -> int:
@@ -266,6 +257,7 @@ async def look_up(run: Run) -> None:
         "stderr": evaluation.stderr,
         "problems": evaluation.problems,
         "faults": evaluation.faults,
+        "family_success": statistics(evaluation.groups).family_success,
     }
     run.metrics(row)
     run.reporter.metrics(row)

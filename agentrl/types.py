@@ -10,12 +10,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
+from itertools import groupby
 from math import isfinite
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, Literal
 
-Role = Literal["system", "user", "assistant", "tool"]
+from agentrl.messages import Completion as Completion
+from agentrl.messages import Message as Message
+from agentrl.messages import Messages as Messages
+from agentrl.messages import Role as Role
+from agentrl.messages import ToolCall as ToolCall
+from agentrl.messages import assistant as assistant
+from agentrl.messages import system as system
+from agentrl.messages import user as user
+
 Finish = Literal["stop", "length", "abort"]
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -37,35 +46,6 @@ class Ending(StrEnum):
     """The wall-clock limit of the episode ran out."""
     SANDBOX_LOST = "sandbox_lost"
     """The agent destroyed its own sandbox (out of memory, killed container)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
-    """One call as the model wrote it.
-
-    `arguments` is the raw JSON text as sampled. A call that could not be parsed is data too:
-    `error` then says what is wrong with it, `name` is "" if none could be read, and `arguments`
-    holds the raw text.
-    """
-
-    id: str
-    name: str
-    arguments: str
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One chat message. `reasoning` is the thinking block, kept apart from `content`."""
-
-    role: Role
-    content: str
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-
-
-Messages = tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +268,8 @@ class Task:
     """The public half of a problem: all that the agent and its environment may know.
 
     `setup` holds JSON values that the environment needs to open the episode, `artifacts` the
-    workspace paths that the verifier will want to see.
+    workspace paths that the verifier will want to see. `family` names a kind of problem, for shares
+    and for metrics; "" is none.
     """
 
     id: str
@@ -296,6 +277,7 @@ class Task:
     sandbox: SandboxSpec | None = None
     artifacts: tuple[str, ...] = ()
     setup: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    family: str = ""
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -306,12 +288,16 @@ class Task:
 class Problem:
     """A task with its private half. `reference` reaches the verifier only; its repr is hidden.
 
-    `grading` is the sandbox that the verifier runs code in; None if it runs none.
+    `grading` is the sandbox that the verifier runs code in; None if it runs none. Training draws
+    it as often as its `weight` says, and mostly passes it over while its last pass rate lies
+    outside `pass_band`.
     """
 
     task: Task
     reference: Any = field(default=None, repr=False)
     grading: SandboxSpec | None = None
+    weight: float = 1.0
+    pass_band: tuple[float, float] = (0.0, 1.0)
 
     @property
     def needs_sandboxes(self) -> bool:
@@ -324,9 +310,12 @@ class Episode:
     """What a verifier may look at: the trajectory and the artifacts taken when it ended.
 
     `artifacts` maps each of the task's artifact paths that existed to its (size-capped) bytes.
+    `segments` are further conversations of the same episode, where an outside agent held several:
+    forks, retries, side talks. `trajectory` is the one that had the last action.
     """
 
     trajectory: Trajectory
+    segments: tuple[Trajectory, ...] = ()
     artifacts: Mapping[str, bytes] = field(default_factory=lambda: _EMPTY)
 
 
@@ -357,10 +346,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The members of one task instance, with their verdicts, in the same order.
+    """The trajectories of one task instance, with their verdicts, in the same order.
 
-    May be uneven: members lost to infrastructure are only named in `faults`. `task` and each
-    member's `artifacts` are what a replay starts from; None and () if nobody kept them.
+    Trajectories with the same `member` are segments of one episode: they lie side by side, share
+    its verdict, and count once in every mean. May be uneven: members lost to infrastructure are
+    only named in `faults`. `task` and each trajectory's `artifacts` are what a replay starts from;
+    None and () if nobody kept them.
     """
 
     task_id: str
@@ -380,11 +371,28 @@ class Group:
             )
         if any(t.task_id != self.task_id for t in self.trajectories):
             raise ValueError(f"group {self.task_id} holds a trajectory of another task")
+        if len(self.members) != len({t.member for t in self.trajectories}):
+            raise ValueError(f"group {self.task_id}: a member's segments don't lie side by side")
+        for places in self.members:
+            if len({(self.verdicts[p].reward, self.verdicts[p].invalid) for p in places}) > 1:
+                member = self.trajectories[places[0]].member
+                raise ValueError(f"group {self.task_id}: member {member} has several verdicts")
+
+    @property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """The places of each member's trajectories: of the one, or of the episode's segments."""
+        numbered = groupby(range(len(self.trajectories)), key=lambda p: self.trajectories[p].member)
+        return tuple(tuple(places) for _, places in numbered)
+
+    @property
+    def member_verdicts(self) -> tuple[Verdict, ...]:
+        """One verdict for each member."""
+        return tuple(self.verdicts[places[0]] for places in self.members)
 
     @property
     def rewards(self) -> tuple[float, ...]:
         """The rewards of the members that have one."""
-        return tuple(v.reward for v in self.verdicts if v.reward is not None)
+        return tuple(v.reward for v in self.member_verdicts if v.reward is not None)
 
     @property
     def has_signal(self) -> bool:
@@ -431,18 +439,3 @@ class Sampling:
 def digest_of_ids(token_ids: Iterable[int]) -> str:
     """16 hex digits that stand for a sequence of ids (64 bits of BLAKE2b over int64)."""
     return blake2b(array("q", token_ids).tobytes(), digest_size=8).hexdigest()
-
-
-def user(content: str) -> Message:
-    """A user message."""
-    return Message(role="user", content=content)
-
-
-def system(content: str) -> Message:
-    """A system message."""
-    return Message(role="system", content=content)
-
-
-def assistant(content: str, *, tool_calls: Iterable[ToolCall] = ()) -> Message:
-    """An assistant message."""
-    return Message(role="assistant", content=content, tool_calls=tuple(tool_calls))

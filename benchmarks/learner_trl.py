@@ -3,8 +3,8 @@
     pip install trl && python benchmarks/learner_trl.py [--path models/smollm2-135m] [--repeats 3]
 
 Both take one step (forward, loss, backward, AdamW) on the same ids with the same advantages, each
-in a process of its own, in turns, with one thread; seconds are CPU seconds, which a busy machine does not
-change. TRL's step is what its trainer runs after generation: its own
+in a process of its own, in turns, with one thread; seconds are CPU seconds, which a busy machine
+hardly changes. TRL's step is what its trainer runs after generation: its own
 `_compute_loss` on padded tensors (here nothing is padded), and the optimiser. Cases: one turn of 8
 members, and 8 members of 1,024 tokens of which a quarter is sampled (TRL masks the rest as tools').
 """
@@ -29,7 +29,7 @@ class Case:
     prompt: int
     completion: int
     turn: int
-    """Tokens of a turn within the completion; of each, a quarter is sampled if there are several."""
+    """Tokens of a turn within the completion; a third of them is sampled if there are several."""
 
     @property
     def sampled(self) -> torch.Tensor:

@@ -103,12 +103,9 @@ def _trajectories(folder: Path, config: RunConfig | None, audit: Audit) -> set[i
 
 def _broken(group: Group, step: int, config: RunConfig | None, seen: set[str]) -> Iterator[str]:
     """What a group's members can't be like; `seen` gathers the ids of the run."""
-    members = [t.member for t in group.trajectories]
-    if len(set(members)) != len(members):
-        yield "two trajectories are the same member"
     if len({t.seed for t in group.trajectories}) > 1:
         yield "members started from different seeds"
-    if config and len(members) + len(group.faults) > config.rollout.group_size:
+    if config and len(group.members) + len(group.faults) > config.rollout.group_size:
         yield f"more members than rollout.group_size {config.rollout.group_size}"
     for trajectory in group.trajectories:
         where = f"member {trajectory.member}"

@@ -10,6 +10,7 @@ from agentrl.algorithms import AlgorithmConfig
 from agentrl.errors import RecordError
 from agentrl.learning.credit import (
     Member,
+    check_whole,
     graded_members,
     process_advantages,
     step_rewards_of,
@@ -27,16 +28,16 @@ def turn_advantages(groups: Sequence[Group], algorithm: AlgorithmConfig) -> list
     None for a member whose verdict is invalid: it takes no part. Raises RecordError when step
     rewards or reward parts are missing that the algorithm needs.
     """
+    if algorithm.baseline == "steps" or algorithm.turn_credit != "none":
+        for group in groups:
+            check_whole(group)
     if algorithm.baseline == "steps":
         return [
             _placed(group, process_advantages(_step_rewards(group), algorithm)) for group in groups
         ]
     out: list[TurnAdvantages] = []
     for group, values in zip(groups, _outcomes(groups, algorithm), strict=True):
-        rows = [
-            (value,) * len(trajectory.turns)
-            for (trajectory, _), value in zip(graded_members(group), values, strict=True)
-        ]
+        rows = [(value,) * most for most, value in zip(_most_turns(group), values, strict=True)]
         if algorithm.turn_credit != "none":
             extra = turn_credit(group, algorithm)
             rows = [
@@ -173,10 +174,20 @@ def _step_rewards(group: Group) -> list[Numbers]:
     return [step_rewards_of(*member) for member in graded_members(group)]
 
 
+def _most_turns(group: Group) -> list[int]:
+    """The turns of each graded member's longest segment."""
+    graded = [places for places in group.members if group.verdicts[places[0]].reward is not None]
+    return [max(len(group.trajectories[p].turns) for p in places) for places in graded]
+
+
 def _placed(group: Group, rows: Sequence[tuple[float, ...]]) -> TurnAdvantages:
-    """The rows of the graded members at their places, None at the others."""
+    """The rows of the graded members at the places of their segments, None at the others."""
     left = iter(rows)
-    return [None if verdict.reward is None else next(left) for verdict in group.verdicts]
+    out: TurnAdvantages = []
+    for places in group.members:
+        row = None if group.verdicts[places[0]].reward is None else next(left)
+        out += [row and row[: len(group.trajectories[p].turns)] for p in places]
+    return out
 
 
 def _split(values: Numbers, like: Sequence[Numbers]) -> list[list[float]]:

@@ -17,9 +17,20 @@ Member = tuple[Trajectory, Verdict]
 
 
 def graded_members(group: Group) -> list[Member]:
-    """The members that have a reward, in order."""
-    pairs = zip(group.trajectories, group.verdicts, strict=True)
+    """The members that have a reward, in order: of several segments, the first stands for all."""
+    firsts = [places[0] for places in group.members]
+    pairs = [(group.trajectories[p], group.verdicts[p]) for p in firsts]
     return [(trajectory, verdict) for trajectory, verdict in pairs if verdict.reward is not None]
+
+
+def check_whole(group: Group) -> None:
+    """Raise RecordError if a member has several segments: their turns can't be put in one row."""
+    for places in group.members:
+        if len(places) > 1:
+            raise RecordError(
+                f"trajectory {group.trajectories[places[0]].id} has {len(places)} segments, and "
+                "credit for single turns needs one: use an algorithm.preset that reads outcomes"
+            )
 
 
 def step_rewards_of(trajectory: Trajectory, verdict: Verdict) -> Numbers:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agentrl.protocols import Renderer, Tool
+from agentrl.rollout import CAPTURED
 from agentrl.store.redaction import REDACTED, REDACTED_TOKENS
 from agentrl.types import Ending, Group, Message, Trajectory, digest_of_ids
 
@@ -53,6 +54,8 @@ def check_trajectory(trajectory: Trajectory, language: Language | None = None) -
         yield from _what_the_engine_saw(trajectory)
     yield from _endings(trajectory)
     yield from _events(trajectory)
+    if CAPTURED in trajectory.metrics:
+        return  # its program chose the tools, and its forks begin with another's ids
     if language is not None and not redacted and not _says(trajectory, REDACTED):
         yield from _words(trajectory, language)
         yield from _masks(trajectory, language)
@@ -95,7 +98,7 @@ def _endings(trajectory: Trajectory) -> Iterator[Finding]:
         return
     last = len(trajectory.turns) - 1
     for number, turn in enumerate(trajectory.turns):
-        if turn.action.finish == "length" and number < last:
+        if turn.action.finish == "length" and number < last and CAPTURED not in trajectory.metrics:
             yield _of(trajectory, number, "it was cut off, but another turn follows")
         if turn.action.logprobs is None:
             yield _of(trajectory, number, "it has no logprobs", level="note")

@@ -46,8 +46,12 @@ async def regrade(
         )
     artifacts = group.artifacts or ({},) * len(group.trajectories)
     episodes = [
-        Episode(trajectory=trajectory, artifacts=files)
-        for trajectory, files in zip(group.trajectories, artifacts, strict=True)
+        Episode(
+            trajectory=group.trajectories[first],
+            segments=tuple(group.trajectories[place] for place in further),
+            artifacts=artifacts[first],
+        )
+        for first, *further in group.members
     ]
     again = await grade_group(problem, episodes, verifier, sandboxes=sandboxes, timeout_s=timeout_s)
     return [

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol
 
 from agentrl.errors import (
     ConfigError,
@@ -19,11 +20,13 @@ from agentrl.errors import (
 )
 from agentrl.grading import Outcome, grade_group
 from agentrl.guard import blaming, until
-from agentrl.protocols import Environment, Script, Writer
+from agentrl.protocols import Environment, Harness, Script, Writer
 from agentrl.rollout.actor import Actor, PolicyActor, ScriptActor
-from agentrl.rollout.episode import PLAY_SHARE, LiveEpisode, episode_id
+from agentrl.rollout.capture import CapturedEpisode
+from agentrl.rollout.episode import LiveEpisode
+from agentrl.rollout.frame import PLAY_SHARE, Frame, episode_id
 from agentrl.rollout.stage import Stage
-from agentrl.types import Ending, Episode, Group, Problem, Task, Trajectory
+from agentrl.types import Ending, Episode, Group, Messages, Problem, Task, Trajectory
 
 
 async def run_group(stage: Stage, problem: Problem, *, size: int, seed: int) -> Group:
@@ -64,7 +67,7 @@ async def run_episode(stage: Stage, task: Task, *, member: int, seed: int) -> Ep
 
 async def run_actor(stage: Stage, task: Task, actor: Actor, *, member: int, seed: int) -> Episode:
     """Run one episode whose actions `actor` writes. Raises what `run_episode` does."""
-    return await _live(LiveEpisode(stage, task, actor, member=member, seed=seed))
+    return await _live(Frame(stage, task, actor, member=member, seed=seed))
 
 
 async def run_script(
@@ -81,44 +84,70 @@ async def run_script(
     lines = script(problem)
     try:
         reader = ScriptActor(lines, stage.renderer)
-        return await _live(LiveEpisode(stage, problem.task, reader, member=member, seed=seed))
+        return await _live(Frame(stage, problem.task, reader, member=member, seed=seed))
     finally:
         lines.close()
 
 
-async def _live(episode: LiveEpisode) -> Episode:
+class Playing(Protocol):
+    """An episode while it runs, whoever leads it."""
+
+    frame: Frame
+    prompt: Messages
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a first action."""
+        ...
+
+    async def play(self) -> Ending:
+        """Run until the end. Raises a Fault, or SandboxLost."""
+        ...
+
+    def trajectories(self, ending: Ending) -> tuple[Trajectory, ...]:
+        """What has happened so far, as records: the graded one first, then its segments."""
+        ...
+
+
+async def _live(frame: Frame) -> Episode:
     """Play, take the artifacts, close the sandbox: in this order, whatever happens."""
-    _check_sandboxes(episode.stage, episode.task, needed=episode.task.sandbox is not None)
+    _check_sandboxes(frame.stage, frame.task, needed=frame.task.sandbox is not None)
     try:
         with blaming(EnvironmentFault, "making the environment"):
-            environment = episode.stage.environment(sandbox=episode.sandbox)
-        trajectory = episode.trajectory(await _ending(episode, environment))
-        return await _with_artifacts(episode, environment, trajectory)
+            environment = frame.stage.environment(sandbox=frame.sandbox)
+        episode: Playing
+        if isinstance(environment, Harness):
+            episode = CapturedEpisode(frame, environment)
+        else:
+            episode = LiveEpisode(frame, environment)
+        ending = await _ending(episode)
+        return await _with_artifacts(frame, environment, episode.trajectories(ending))
     finally:
-        if episode.sandbox is not None:
-            await episode.sandbox.close()
+        if frame.sandbox is not None:
+            await frame.sandbox.close()
 
 
-async def _ending(episode: LiveEpisode, environment: Environment) -> Ending:
+async def _ending(episode: Playing) -> Ending:
     """Play until the end or the deadline. Without a first action there is nothing to grade."""
+    frame = episode.frame
     try:
-        return await until(episode.deadline(PLAY_SHARE), episode.play(environment))
+        return await until(frame.deadline(PLAY_SHARE), episode.play())
     except SandboxLost as lost:
-        if not episode.turns:
+        if not episode.begun:
             raise SandboxFault(f"the sandbox was lost before the first action: {lost}") from lost
         return Ending.SANDBOX_LOST
     except TimeoutError:
-        _blame_an_unopened_sandbox(episode)
-        if episode.turns:
+        _blame_an_unopened_sandbox(frame)
+        if episode.begun:
             return Ending.TIMED_OUT
         fault, phase = (EngineFault, "sampling") if episode.prompt else (EnvironmentFault, "reset")
         raise fault(
-            f"{phase} took too long: no action within {episode.stage.limits.timeout_s:g} s"
+            f"{phase} took too long: no action within {frame.stage.limits.timeout_s:g} s"
         ) from None
 
 
 async def _with_artifacts(
-    episode: LiveEpisode, environment: Environment, trajectory: Trajectory
+    frame: Frame, environment: Environment, played: tuple[Trajectory, ...]
 ) -> Episode:
     """What the verifier may see. An agent that makes it unreadable or slow gets none of it."""
 
@@ -126,24 +155,30 @@ async def _with_artifacts(
         with blaming(EnvironmentFault, "artifacts", but=(SandboxLost,)):
             return await environment.artifacts()
 
-    ending, artifacts = trajectory.ending, dict[str, bytes]()
+    first, *segments = played
+    ending, artifacts = first.ending, dict[str, bytes]()
     if ending is not Ending.SANDBOX_LOST:
         try:
-            artifacts = dict(await until(episode.deadline(), take()))
+            artifacts = dict(await until(frame.deadline(), take()))
         except SandboxLost:
             ending = Ending.SANDBOX_LOST
         except TimeoutError:
-            _blame_an_unopened_sandbox(episode)
+            _blame_an_unopened_sandbox(frame)
             ending = Ending.TIMED_OUT
-    metrics = {**trajectory.metrics, "total_s": time.monotonic() - episode.started}
+    metrics = {**first.metrics, "total_s": time.monotonic() - frame.started}
     return Episode(
-        trajectory=replace(trajectory, ending=ending, metrics=metrics), artifacts=artifacts
+        trajectory=replace(first, ending=ending, metrics=metrics),
+        segments=tuple(
+            segment if ending is first.ending else replace(segment, ending=ending)
+            for segment in segments
+        ),
+        artifacts=artifacts,
     )
 
 
-def _blame_an_unopened_sandbox(episode: LiveEpisode) -> None:
-    if episode.sandbox is not None and episode.sandbox.opening:
-        limit_s = episode.stage.limits.timeout_s
+def _blame_an_unopened_sandbox(frame: Frame) -> None:
+    if frame.sandbox is not None and frame.sandbox.opening:
+        limit_s = frame.stage.limits.timeout_s
         raise SandboxFault(f"the sandbox did not open within {limit_s:g} s") from None
 
 

@@ -158,6 +158,7 @@ def _task_row(task: Task | None) -> Row:
         "sandbox": limits,
         "artifacts": task.artifacts,
         "setup": dict(task.setup),
+        **({"family": task.family} if task.family else {}),
     }
     try:
         text = json.dumps(public)
@@ -285,6 +286,7 @@ def _task(row: Row) -> Task | None:
         sandbox=None if limits is None else SandboxSpec(**limits),
         artifacts=tuple(public["artifacts"]),
         setup=public["setup"],
+        family=public.get("family", ""),
     )
 
 

@@ -14,12 +14,16 @@ class Dice(ToolEnvironment):
 """
 
 from agentrl.tools.environment import ToolEnvironment
+from agentrl.tools.mcp import McpServer
+from agentrl.tools.openapi import OpenApiServer
 from agentrl.tools.problems import answer, call, problem, says_nothing
 from agentrl.tools.python import run_python
 from agentrl.tools.schema import ToolMethod, tool
 from agentrl.tools.text import as_text, cut_bytes
 
 __all__ = [
+    "McpServer",
+    "OpenApiServer",
     "ToolEnvironment",
     "ToolMethod",
     "answer",

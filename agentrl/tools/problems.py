@@ -37,7 +37,7 @@ def problem(
     return Problem(task=task, reference=reference, grading=grading)
 
 
-def call(name: str, **arguments: Any) -> Message:
+def call(name: str, /, **arguments: Any) -> Message:
     """An action that calls one tool: for scripted policies."""
     raw = json.dumps(arguments, ensure_ascii=False)
     return Message(

@@ -78,6 +78,21 @@ def test_members_of_a_group_are_trajectories_whatever_their_turns() -> None:
     assert got == [[(0.5,), (-0.5,) * 3]]
 
 
+def test_segments_share_one_weight_in_the_baseline_and_one_advantage() -> None:
+    first, retry = trajectory(turn([1], [2])), trajectory(*[turn([1], [2])] * 2)
+    other = trajectory(turn([1], [2]), member=1)
+    got = turn_advantages([group([first, retry, other], [1.0, 1.0, 0.0])], AlgorithmConfig())
+    assert got == [[(0.5,), (0.5, 0.5), (-0.5,)]]
+
+
+def test_credit_for_turns_refuses_segments() -> None:
+    parts = [trajectory(turn([1], [2])), trajectory(turn([1], [2]))]
+    other = trajectory(turn([1], [2]), member=1)
+    verdicts = [Verdict(reward=r, step_rewards=(r,)) for r in (1.0, 1.0, 0.0)]
+    with pytest.raises(RecordError, match="has 2 segments"):
+        turn_advantages([group([*parts, other], verdicts)], AlgorithmConfig(preset="grpo-process"))
+
+
 def test_an_invalid_member_is_outside_of_everything() -> None:
     members = [trajectory(turn([1], [2]), member=m) for m in range(3)]
     mixed = group(members, [1.0, Verdict(invalid="sandbox died"), 0.0])

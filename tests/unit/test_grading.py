@@ -272,3 +272,14 @@ def test_mean_and_stderr(rewards: list[list[float]]) -> None:
     doubled = statistics([group_of(*group, *group) for group in rewards])
     # Members of a group are not independent: repeating them makes nothing more certain.
     assert doubled.reward_stderr == pytest.approx(report.reward_stderr, abs=1e-9)
+
+
+async def test_segments_get_the_verdict_of_their_episode() -> None:
+    first = episode(0)
+    whole = replace(first, segments=(replace(first.trajectory, id="task/0.1"),))
+    step_wise = FakeVerifier(rate=lambda p, e: Verdict(reward=1.0, step_rewards=(1.0,)))
+    group = await graded(step_wise, whole, episode(1))
+    assert [t.id for t in group.trajectories] == ["task/0", "task/0.1", "task/1"]
+    assert [v.step_rewards for v in group.verdicts] == [(1.0,), (), (1.0,)]
+    assert statistics([group]).episodes == 2
+    assert statistics([group]).turns == 1.5

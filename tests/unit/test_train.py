@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.algorithms import AlgorithmConfig
+from agentrl.data import ProblemStream, problem_at
 from agentrl.errors import NonFiniteLoss, NoSignal, TooManyFaults
 from agentrl.evaluate import summarise
 from agentrl.lesson import Lesson
@@ -23,7 +24,7 @@ from agentrl.testing.fakes import (
     ScriptedEngine,
     a_problem,
 )
-from agentrl.train import Pace, Run, group_seed, in_thread, problem_at, train
+from agentrl.train import Pace, Run, group_seed, in_thread, train
 from agentrl.types import Group
 
 
@@ -113,7 +114,7 @@ class Bench:
             learner=self.learner,
             weights=FakeWeights(self.engine),
             store=self.store,
-            problems=[a_problem(f"p{i}", id=f"p{i}") for i in range(5)],
+            problems=ProblemStream([a_problem(f"p{i}", id=f"p{i}") for i in range(5)], seed=0),
             algorithm=algorithm or AlgorithmConfig(zero_variance="keep"),
             pace=Pace(**settings | pace),
             checkpoint=lambda cursor: self.saved.append((self.learner.version, cursor)),

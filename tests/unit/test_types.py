@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -193,7 +194,7 @@ def test_reference_is_hidden_from_every_repr() -> None:
 
 def test_task_has_no_room_for_a_reference() -> None:
     names = {field.name for field in dataclasses.fields(Task)}
-    assert names == {"id", "prompt", "sandbox", "artifacts", "setup"}
+    assert names == {"id", "prompt", "sandbox", "artifacts", "setup", "family"}
     assert "problem" not in {field.name for field in dataclasses.fields(Episode)}
     with pytest.raises(ValueError, match="needs an id"):
         Task(id="", prompt=())
@@ -229,11 +230,31 @@ def test_group_needs_a_verdict_for_each_member_of_its_task() -> None:
 @given(st.lists(st.none() | st.sampled_from([0.0, 0.5, 1.0]), max_size=5))
 def test_signal_needs_two_different_rewards(rewards: list[float | None]) -> None:
     verdicts = [Verdict(invalid="x") if r is None else Verdict(reward=r) for r in rewards]
-    members = (a_trajectory(a_turn(1, 1)),) * len(rewards)
-    group = Group(task_id="t", trajectories=members, verdicts=tuple(verdicts))
+    members = [replace(a_trajectory(a_turn(1, 1)), member=m) for m in range(len(rewards))]
+    group = Group(task_id="t", trajectories=tuple(members), verdicts=tuple(verdicts))
     valid = [r for r in rewards if r is not None]
     assert group.rewards == tuple(valid)
     assert group.has_signal == (len(valid) > 1 and min(valid) != max(valid))
+
+
+def test_segments_of_a_member_count_once() -> None:
+    one, other = a_trajectory(a_turn(1, 1)), replace(a_trajectory(a_turn(1, 1)), member=1)
+    won, lost = Verdict(reward=1.0), Verdict(reward=0.0)
+    group = Group(task_id="t", trajectories=(one, one, other), verdicts=(won, won, lost))
+    assert group.members == ((0, 1), (2,))
+    assert group.rewards == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("members", "rewards", "why"),
+    [((0, 0), (1.0, 0.0), "several verdicts"), ((0, 1, 0), (1.0, 0.0, 1.0), "side by side")],
+)
+def test_segments_that_disagree_are_refused(
+    members: tuple[int, ...], rewards: tuple[float, ...], why: str
+) -> None:
+    made = tuple(replace(a_trajectory(a_turn(1, 1)), member=m) for m in members)
+    with pytest.raises(ValueError, match=why):
+        Group(task_id="t", trajectories=made, verdicts=tuple(Verdict(reward=r) for r in rewards))
 
 
 # ---------------------------------------------------------------- sandboxes, sampling

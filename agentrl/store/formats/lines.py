@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
@@ -12,8 +12,8 @@ from agentrl.errors import ConfigError, RecordError
 from agentrl.protocols import Renderer
 from agentrl.store.formats import atif, openai, verifiers
 from agentrl.store.formats.flat import TRL, VERL
-from agentrl.store.formats.sample import Row, Sample
-from agentrl.types import Group
+from agentrl.store.formats.sample import UNKNOWN_MEMBER, Row, Sample
+from agentrl.types import Group, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,21 @@ def import_lines(
     samples = _samples(lines, _named(name), name, renderer)
     for task_id, some in groupby(samples, key=lambda sample: sample.trajectory.task_id):
         members = list(some)
-        yield Group(
-            task_id=task_id,
-            trajectories=tuple(sample.trajectory for sample in members),
-            verdicts=tuple(sample.verdict for sample in members),
-        )
+        try:
+            group = Group(
+                task_id=task_id,
+                trajectories=tuple(_numbered(s.trajectory, n) for n, s in enumerate(members)),
+                verdicts=tuple(sample.verdict for sample in members),
+            )
+        except ValueError as error:
+            raise RecordError(str(error)) from None
+        yield group
+
+
+def _numbered(trajectory: Trajectory, place: int) -> Trajectory:
+    """A row that does not say which member it is, is one of its own."""
+    unknown = trajectory.member == UNKNOWN_MEMBER
+    return replace(trajectory, member=place) if unknown else trajectory
 
 
 def _samples(

@@ -22,6 +22,8 @@ from agentrl.types import (
 Row = dict[str, Any]
 UNKNOWN_VERSION = -1
 """The policy version of tokens that come from elsewhere."""
+UNKNOWN_MEMBER = -1
+"""The member of a row that does not say which it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,7 @@ def assemble(prompt: Messages, added: Sequence[Added], reward: Any, facts: Row) 
     trajectory = Trajectory(
         id=str(facts.get("id", "imported")),
         task_id=str(facts.get("task_id", "imported")),
-        member=int(facts.get("member", 0)),
+        member=int(facts.get("member", UNKNOWN_MEMBER)),
         seed=int(facts.get("seed", 0)),
         prompt=prompt,
         turns=turns,
