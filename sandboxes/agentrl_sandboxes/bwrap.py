@@ -137,7 +137,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     assert process.stdin is not None, "started with pipes"
-    process.stdin.transport.abort()
+    if not process.stdin.is_closing():  # it is, once the other end is gone
+        process.stdin.transport.abort()
     await process.wait()
     process._transport.close()  # type: ignore[attr-defined]  # its pipes, at once
 
