@@ -88,7 +88,7 @@ def find_sandbox(name: str) -> type[SandboxProvider]:
     return _find("sandbox", name)
 
 
-AUTO = ("docker", "bwrap")
+AUTO = ("docker", "bwrap", "landlock")
 """What `auto` tries, strongest first."""
 
 

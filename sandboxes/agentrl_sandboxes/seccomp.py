@@ -60,10 +60,25 @@ _MACHINES = {
 }
 
 
+NAMED = frozenset(
+    {"bind", "connect", "listen", "sendmsg", "sendmmsg", "name_to_handle_at"}
+    | {"mq_open", "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd"}
+    | {"semctl", "semget", "semop", "semtimedop", "shmat", "shmctl", "shmdt", "shmget"}
+)
+"""Calls for what the whole machine shares by name, where a sandbox has no namespaces."""
+SOCKETPAIR = "socketpair"
+
+
 @cache
-def filter_for(name: str | None = None) -> bytes:
-    """The filter program for a machine (this one's by default). Raises ConfigError if unknown."""
+def filter_for(name: str | None = None, *, shared: bool = False) -> bytes:
+    """The filter program for a machine (this one's by default). Raises ConfigError if unknown.
+
+    `shared`: for a sandbox in the host's own namespaces. It has no sockets but connected pairs,
+    and none of `NAMED`.
+    """
     machine = _machine(name)
+    families = () if shared else FAMILIES
+    refused = NAMED if shared else frozenset[str]()
     program: list[_Step] = [
         (_LOAD, 0, 0, 4),
         (_EQUAL, 1, 0, machine.audit),
@@ -77,13 +92,18 @@ def filter_for(name: str | None = None) -> bytes:
         *_when(_ANY, NEW_NAMESPACES, _REFUSE),
         (_RETURN, 0, 0, _ALLOW),
         # socket of a known family
-        (_EQUAL, 0, len(FAMILIES) + 3, machine.socket),
+        (_EQUAL, 0, len(families) + 3, machine.socket),
         (_LOAD, 0, 0, 16),
-        *((_EQUAL, len(FAMILIES) - i, 0, family) for i, family in enumerate(FAMILIES)),
+        *((_EQUAL, len(families) - i, 0, family) for i, family in enumerate(families)),
         (_RETURN, 0, 0, _REFUSE),
         (_RETURN, 0, 0, _ALLOW),
         *(step for number, wanted in _of_itself(machine) for step in _only(number, wanted)),
-        *(step for first, last in _runs(_numbers(machine)) for step in _between(first, last)),
+        *(_connected_pairs(machine) if shared else ()),
+        *(
+            step
+            for first, last in _runs(_numbers(machine, refused))
+            for step in _between(first, last)
+        ),
         *_when(_GREATER, _NEWEST, _MISSING),
         (_RETURN, 0, 0, _REFUSE),
     ]
@@ -140,9 +160,18 @@ def _table() -> tuple[tuple[str, str, str], ...]:
     return tuple((name, x86, arm) for name, x86, arm in rows)
 
 
-def _numbers(machine: _Machine) -> list[int]:
-    rows = (row for row in _table() if row[0] not in OF_ITSELF and row[machine.column] != "-")
+def _numbers(machine: _Machine, refused: frozenset[str]) -> list[int]:
+    """The calls that are allowed with any arguments."""
+    judged = {*OF_ITSELF, *refused}
+    rows = (row for row in _table() if row[0] not in judged and row[machine.column] != "-")
     return sorted(int(row[machine.column]) for row in rows)
+
+
+def _connected_pairs(machine: _Machine) -> list[_Step]:
+    """No pair of datagram sockets (types 2 and 3): those can be sent from to any name."""
+    (number,) = (int(row[machine.column]) for row in _table() if row[0] == SOCKETPAIR)
+    tests = [(_LOAD, 0, 0, 24), *_when(_ANY, 2, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
+    return [(_EQUAL, 0, len(tests), number), *tests]
 
 
 def _of_itself(machine: _Machine) -> list[tuple[int, tuple[tuple[int, int], ...]]]:

@@ -15,6 +15,7 @@ import pytest
 from agentrl_sandboxes.bwrap import BwrapProvider
 from agentrl_sandboxes.docker import OWNER, DockerProvider
 from agentrl_sandboxes.images import build_image
+from agentrl_sandboxes.landlock import LandlockProvider
 from agentrl_sandboxes.owner import is_gone, this_process
 
 from agentrl.errors import ConfigError, SandboxFault
@@ -34,7 +35,17 @@ def no_engine() -> str:
     return ""
 
 
+def no_landlock() -> str:
+    try:
+        LandlockProvider()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 WHY_NO_DOCKER = no_engine()
+WHY_NO_LANDLOCK = no_landlock()
+needs_landlock = pytest.mark.skipif(bool(WHY_NO_LANDLOCK), reason=WHY_NO_LANDLOCK)
 needs_docker = pytest.mark.skipif(bool(WHY_NO_DOCKER), reason=WHY_NO_DOCKER)
 BACKENDS = [
     pytest.param(BwrapProvider, id="bwrap"),
@@ -107,7 +118,14 @@ def containers() -> list[str]:
     return subprocess.run(made, capture_output=True, text=True).stdout.split()
 
 
-@pytest.mark.parametrize("name", ["bwrap", pytest.param("docker", marks=needs_docker)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bwrap",
+        pytest.param("docker", marks=needs_docker),
+        pytest.param("landlock", marks=needs_landlock),
+    ],
+)
 def test_when_the_owner_is_killed_nothing_stays(name: str) -> None:
     many = 8
     owner = subprocess.Popen(
