@@ -39,7 +39,7 @@ class LandlockProvider:
 
     isolation: Isolation = "process"
 
-    def __init__(self) -> None:
+    def __init__(self, *, run_id: str = "") -> None:
         python = shutil.which("python3", path=PATH)
         if python is None:
             raise ConfigError("the sandbox needs a python3 in /usr: install the package `python3`")
@@ -55,7 +55,7 @@ class LandlockProvider:
                 "run as root of a container, or use bwrap or docker"
             )
         self._python, self._abi = python, abi
-        self._filter = filter_for(shared=True)
+        self._filter, self._run_id = filter_for(shared=True), run_id
         self._probe()
 
     @asynccontextmanager
@@ -64,7 +64,7 @@ class LandlockProvider:
         if spec.egress:
             raise ConfigError("landlock sandboxes have no network: leave SandboxSpec.egress empty")
         user = _new_user()
-        folder = _made_folder(user)
+        folder = _made_folder(user, self._run_id)
         try:
             process = await self._start(folder, user)
             try:
@@ -93,13 +93,13 @@ class LandlockProvider:
         }
 
     async def prune(self, run_id: str) -> int:
-        """Remove the folders of owners that are gone; their processes ended with them."""
-        return await asyncio.to_thread(_prune)
+        """Remove the folders that dead owners left; their processes ended with them."""
+        return await asyncio.to_thread(_prune, run_id)
 
     def _probe(self) -> None:
         """Shut a cage once: a kernel that has it may still be told not to."""
         user = _new_user()
-        folder = _made_folder(user)
+        folder = _made_folder(user, self._run_id)
         handle = self._filter_file()
         try:
             command = self._command(folder, user, handle, supervisor="")
@@ -172,10 +172,10 @@ def _new_user() -> int:
     return _FIRST_USER + secrets.randbelow(_FIRST_USER)
 
 
-def _made_folder(user: int) -> Path:
+def _made_folder(user: int, run_id: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     folder.chmod(0o711)
-    (folder / OWNER_FILE).write_text(this_process(), encoding="utf-8")
+    (folder / OWNER_FILE).write_text(f"{this_process()}\n{run_id}", encoding="utf-8")
     for name in ("workspace", "tmp"):
         (folder / name).mkdir(mode=0o700)
         os.chown(folder / name, user, user)
@@ -207,11 +207,14 @@ def _remove(folder: Path) -> None:
     subprocess.run(["rm", "-rf", "--one-file-system", "--", str(folder)], stderr=subprocess.DEVNULL)
 
 
-def _prune() -> int:
-    gone = 0
+def _prune(run_id: str) -> int:
+    removed = 0
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            if folder.lstat().st_uid == 0 and is_gone((folder / OWNER_FILE).read_text("utf-8")):
+        with suppress(OSError):  # another removes it, too
+            if folder.lstat().st_uid != 0:
+                continue
+            owner, _, run = (folder / OWNER_FILE).read_text("utf-8").partition("\n")
+            if is_gone(owner) and run_id in ("", run):
                 _remove(folder)
-                gone += 1
-    return gone
+                removed += 1
+    return removed

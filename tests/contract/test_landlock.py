@@ -163,10 +163,12 @@ async def test_a_tree_too_deep_for_python_is_removed_and_dead_owners_are_pruned(
     async with provider.session(SandboxSpec()) as sandbox:
         folder = Path((await sh(sandbox, "pwd")).decode().strip()).parent
         await py(sandbox, deep)
-        assert await provider.prune("") == 0
+        await provider.prune("")
+        assert folder.exists()
         left = folder.with_name(f"{landlock.PREFIX}left")
         left.mkdir()
-        (left / landlock.OWNER_FILE).write_text(f"{os.uname().nodename}:{2**22}:1")
-        assert await provider.prune("") == 1
+        (left / landlock.OWNER_FILE).write_text(f"{os.uname().nodename}:{2**22}:1\nrun")
+        assert await provider.prune("another run") == 0
+        assert await provider.prune("run") == 1
         assert not left.exists() and folder.exists()
     assert not folder.exists()
