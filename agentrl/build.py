@@ -328,12 +328,17 @@ def limits_of(config: RunConfig) -> Limits:
 async def _sandboxes(
     config: RunConfig, problems: Sequence[Problem]
 ) -> AsyncGenerator[SandboxProvider | None]:
-    """The configured backend, kept warm if asked for; None where no problem needs one."""
+    """The configured backend, kept warm if asked for; None where no problem needs one.
+
+    What killed runs have left is removed first.
+    """
     section = config.sandbox
     if not any(problem.needs_sandboxes for problem in problems):
         yield None
         return
-    provider = open_sandboxes(section.name, section.options)
+    run_id = str(config.run.dir.resolve())
+    provider = open_sandboxes(section.name, section.options, run_id=run_id)
+    await provider.prune("")
     if not section.warm:
         yield provider
         return

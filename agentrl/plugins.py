@@ -88,33 +88,40 @@ def find_sandbox(name: str) -> type[SandboxProvider]:
     return _find("sandbox", name)
 
 
-AUTO = ("docker", "bwrap")
+AUTO = ("docker", "bwrap", "landlock")
 """What `auto` tries, strongest first."""
 
 
-def open_sandboxes(name: str, options: Mapping[str, Any] | None = None) -> SandboxProvider:
+def open_sandboxes(
+    name: str, options: Mapping[str, Any] | None = None, *, run_id: str = ""
+) -> SandboxProvider:
     """The backend of this name, ready to open sandboxes; `auto` is the first of `AUTO` that works.
+
+    A backend whose constructor takes a `run_id` marks with it what a killed run may leave.
 
     Raises PluginError for an unknown name, ConfigError when the backend can't work here, with what
     to install.
     """
     if name != "auto":
-        return _made(name, options or {})
+        return _made(name, options or {}, run_id)
     if options:
         raise ConfigError(f"sandbox.options are a backend's own: set sandbox.name to one of {AUTO}")
     reasons: list[str] = []
     for candidate in AUTO:
         try:
-            return _made(candidate, {})
+            return _made(candidate, {}, run_id)
         except ConfigError as error:
             reasons.append(f"{candidate}: {error}")
     raise ConfigError(f"no sandbox works on this machine: {'; '.join(reasons)}")
 
 
-def _made(name: str, options: Mapping[str, Any]) -> SandboxProvider:
+def _made(name: str, options: Mapping[str, Any], run_id: str) -> SandboxProvider:
     backend = find_sandbox(name)
+    signature = inspect.signature(backend)
+    if "run_id" in signature.parameters:
+        options = {"run_id": run_id, **options}
     try:
-        inspect.signature(backend).bind(**options)
+        signature.bind(**options)
     except TypeError as error:
         raise ConfigError(f"sandbox.options of {name}: {error}") from None
     return backend(**options)

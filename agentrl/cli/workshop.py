@@ -84,7 +84,7 @@ def build(
 
 def prune(
     run: Path | None = typer.Argument(None, help="also clear what interrupted saves left there"),
-    run_id: str = typer.Option("", help="only the sandboxes of this run; default: of any"),
+    run_id: str = typer.Option("", help="only the sandboxes of this run, by its full path"),
     json_: Json = False,
 ) -> None:
     """Remove what dead runs left behind.

@@ -206,6 +206,20 @@ async def the_supervisor_can_not_be_read_or_traced(provider: SandboxProvider) ->
             assert done.exit_code != 0 and done.stdout == b"", (path, done)
 
 
+async def the_supervisor_can_not_be_starved(provider: SandboxProvider) -> None:
+    """A command that could break it from afar could turn a failing grade into a dropped episode."""
+    async with _opened(provider) as sandbox:
+        victim = int((await _py(sandbox, "import os; print(os.getppid())")).stdout)
+        for trick in _STARVING:
+            done = await _py(sandbox, f"import os, resource\n{trick.format(victim)}")
+            assert b"PermissionError" in done.stderr, (trick, done)
+        # A signal by way of a pipe's owner is sent and reaches nobody.
+        await _py(sandbox, _SIGNAL_OF_A_PIPE.format(victim))
+        for number in range(8):
+            await sandbox.write_file(f"file{number}", b"x" * 1_000_000)
+        assert (await _py(sandbox, "print('on')")).stdout == b"on\n"
+
+
 async def nothing_of_the_host_shines_through(provider: SandboxProvider) -> None:
     """No environment, no arguments, no home, no user but nobody, no engine's socket."""
     secret = "swordfish-of-the-host"
@@ -300,6 +314,7 @@ SANDBOX_CHECKS: tuple[SandboxCheck, ...] = (
     the_kernels_rare_doors_are_shut,
     real_programs_run,
     the_supervisor_can_not_be_read_or_traced,
+    the_supervisor_can_not_be_starved,
     nothing_of_the_host_shines_through,
     the_file_api_stays_in_the_workspace,
     sandboxes_share_nothing,
@@ -314,6 +329,20 @@ _SYSCALLS = {  # x86-64 numbers
     "chroot": 161, "pivot_root": 155, "syslog": 103, "add_key": 248, "personality": 135,
     "fsopen": 430, "move_mount": 429, "quotactl": 179, "swapon": 167, "reboot": 169,
 }  # fmt: skip
+
+_STARVING = (
+    "resource.prlimit({}, resource.RLIMIT_AS, (1 << 20, 1 << 20))",
+    "resource.prlimit({}, resource.RLIMIT_NOFILE, (0, 0))",
+    "os.setpriority(os.PRIO_PROCESS, {}, 19)",
+    "os.setpriority(os.PRIO_USER, 0, 19)",
+    "os.sched_setscheduler({}, os.SCHED_IDLE, os.sched_param(0))",
+    "os.sched_setaffinity({}, {{0}})",
+)
+_SIGNAL_OF_A_PIPE = (
+    "import fcntl, os\nr, w = os.pipe()\n"
+    "fcntl.fcntl(r, fcntl.F_SETOWN, {}); fcntl.fcntl(r, 10, 9)\n"  # F_SETSIG
+    "fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC); os.write(w, b'x')"
+)
 
 
 @asynccontextmanager

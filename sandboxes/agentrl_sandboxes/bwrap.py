@@ -8,16 +8,16 @@ cgroup of its own.
 import asyncio
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentrl.errors import ConfigError, SandboxFault
 from agentrl.protocols import Isolation
 from agentrl.types import SandboxSpec
 from agentrl_sandboxes.channel import NOBODY, SUPERVISOR, SupervisedSandbox, rlimits
+from agentrl_sandboxes.pipes import Pipes, end_process, started
 from agentrl_sandboxes.seccomp import filter_for
 
 
@@ -43,12 +43,12 @@ class BwrapProvider:
             raise ConfigError("bwrap sandboxes have no network: leave SandboxSpec.egress empty")
         process = await self._start(spec)
         limits = {"RLIMIT_AS": spec.memory_mb << 20, "RLIMIT_NPROC": spec.processes}
-        sandbox = SupervisedSandbox(_Pipes(process), spec, {**rlimits(spec), **limits})
+        sandbox = SupervisedSandbox(Pipes(process), spec, {**rlimits(spec), **limits})
         try:
             await sandbox.begin()
             yield sandbox
         finally:
-            await asyncio.shield(_end(process))
+            await asyncio.shield(end_process(process))
 
     def describe(self) -> Mapping[str, str]:
         """The program's version, and that memory is limited for each process."""
@@ -89,7 +89,7 @@ class BwrapProvider:
                 start_new_session=True,
                 limit=1 << 20,
             )
-            return await _started(asyncio.create_task(starting))
+            return await started(asyncio.create_task(starting))
         except OSError as error:
             raise SandboxFault(f"bubblewrap does not start: {error}") from error
         finally:
@@ -118,47 +118,6 @@ class BwrapProvider:
             *("--setenv", "HOME", "/workspace", "--setenv", "LANG", "C.UTF-8"),
             *("--chdir", "/workspace", "/usr/bin/python3", "-I", "-S", "-c", SUPERVISOR),
         ]
-
-
-async def _started(
-    starting: "asyncio.Task[asyncio.subprocess.Process]",
-) -> asyncio.subprocess.Process:
-    """The process; if this is cancelled, it is ended as soon as it is there, and with its child."""
-    try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        await asyncio.shield(_end(await starting))
-        raise
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    # In its first moments bwrap has a child that does not die with it: at first one of its group,
-    # then, until the kernel is told, one of a group of its own, which ends with its input.
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    assert process.stdin is not None, "started with pipes"
-    process.stdin.transport.abort()
-    await process.wait()
-    process._transport.close()  # type: ignore[attr-defined]  # its pipes, at once
-
-
-class _Pipes:
-    """The supervisor's streams as pipes of its process."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None and process.stdout is not None, "started with pipes"
-        self._writer, self._reader = process.stdin, process.stdout
-
-    async def send(self, data: bytes) -> None:
-        self._writer.write(data)
-        await self._writer.drain()
-
-    async def receive(self, size: int) -> bytes:
-        return await self._reader.readexactly(size)
-
-    async def why_lost(self) -> SandboxFault:
-        # Nothing inside can end PID 1, so it was not the agent.
-        return SandboxFault("the sandbox's supervisor is gone")
 
 
 def _as_nobody() -> list[str]:

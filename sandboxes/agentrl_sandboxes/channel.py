@@ -107,6 +107,8 @@ class SupervisedSandbox:
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file of the workspace, with its folders. Raises ToolError."""
+        if len(data) > self._spec.workspace_mb << 20:
+            raise ToolError(f"{path}: the workspace holds {self._spec.workspace_mb} MB")
         for start in range(0, max(1, len(data)), PART_BYTES):
             part = base64.b64encode(data[start : start + PART_BYTES]).decode()
             await self._file({"op": "write", "path": path, "data": part, "append": start > 0})

@@ -8,6 +8,7 @@ processes are those of the whole tree.
 import asyncio
 import os
 import struct
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -23,8 +24,8 @@ from agentrl_sandboxes.seccomp import docker_profile
 
 T = TypeVar("T")
 
-RUN, OWNER = "agentrl.run", "agentrl.owner"
-"""Labels: the run that a container belongs to, and the process that owns it."""
+RUN, OWNER, DEADLINE = "agentrl.run", "agentrl.owner", "agentrl.deadline"
+"""Labels: the run that a container belongs to, the process that owns it, the end of its lease."""
 ENGINE_TIMEOUT_S = 60
 _SPARE_PROCESSES = 4
 _SHM = 16 << 20
@@ -35,15 +36,18 @@ class DockerProvider:
     """Opens containers. Raises ConfigError where no engine answers.
 
     `runtime` names another OCI runtime of the engine, such as `runsc`. A built-in image that is
-    missing is built at its first use.
+    missing is built at its first use. A container older than `lease_s` seconds may be pruned,
+    whoever owns it: whether a process of another machine is alive can't be seen.
     """
 
     isolation: Isolation = "container"
 
-    def __init__(self, *, runtime: str | None = None, run_id: str = "") -> None:
+    def __init__(
+        self, *, runtime: str | None = None, run_id: str = "", lease_s: int = 86_400
+    ) -> None:
         self._calls = ThreadPoolExecutor(2 * (os.cpu_count() or 1), "docker")
         self._client = connect()
-        self._runtime, self._run_id = runtime, run_id
+        self._runtime, self._run_id, self._lease_s = runtime, run_id, lease_s
         self._images = asyncio.Lock()
 
     @asynccontextmanager
@@ -65,7 +69,7 @@ class DockerProvider:
             await asyncio.shield(self._call(lambda: self._remove(container)))
 
     async def prune(self, run_id: str) -> int:
-        """Remove containers whose owner is gone: of this run, or of any with ""."""
+        """Remove containers whose owner or lease is gone: of this run, or of any with ""."""
         return await self._call(lambda: self._prune(run_id))
 
     def describe(self) -> Mapping[str, str]:
@@ -137,7 +141,11 @@ class DockerProvider:
             stdin_open=True,
             detach=False,
             network_disabled=True,
-            labels={RUN: self._run_id, OWNER: this_process()},
+            labels={
+                RUN: self._run_id,
+                OWNER: this_process(),
+                DEADLINE: str(int(time.time()) + self._lease_s),
+            },
             host_config=host,
             use_config_proxy=False,
         )
@@ -189,12 +197,17 @@ class DockerProvider:
                 self._client.api.wait(container, condition="removed", timeout=ENGINE_TIMEOUT_S)
 
     def _prune(self, run_id: str) -> int:
-        wanted = [f"{RUN}={run_id}"] if run_id else [OWNER]
+        wanted = [OWNER, f"{RUN}={run_id}"] if run_id else [OWNER]
         found = self._client.api.containers(all=True, filters={"label": wanted})
-        left = [c["Id"] for c in found if is_gone(c["Labels"][OWNER])]
+        left = [c["Id"] for c in found if _is_left(c["Labels"])]
         for container in left:
             self._remove(container)
         return len(left)
+
+
+def _is_left(labels: Mapping[str, str]) -> bool:
+    deadline = labels.get(DEADLINE, "")
+    return is_gone(labels[OWNER]) or (deadline.isdecimal() and int(deadline) < time.time())
 
 
 class _Attached:

@@ -5,6 +5,10 @@ It is given as source to `python3 -c` and spoken to over its own stdin and stdou
 middle of a command. Commands get pipes of their own, so nothing they write can look like an answer,
 and as PID 1 it can't be killed from inside. When a command ends, every process of the sandbox ends
 with it. Where it is root, commands and file operations are nobody's.
+
+Its argument, if there is one, is a workspace elsewhere than /workspace. Then it is not PID 1, but
+in a Landlock domain that signals do not leave, and it puts each command in an inner one, whose
+signals do not reach it.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import signal
 import stat
 import struct
 import subprocess
+import sys
 import time
 from contextlib import suppress
 
@@ -35,6 +40,9 @@ if TYPE_CHECKING:
 NOBODY = 65534
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
+PR_SET_CHILD_SUBREAPER = 36
+WORKSPACE = sys.argv[1] if len(sys.argv) > 1 else "/workspace"
+SCOPED = WORKSPACE != "/workspace"
 
 
 def main() -> None:
@@ -42,6 +50,7 @@ def main() -> None:
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_DUMPABLE, 0)  # nobody of the same uid may trace it or read its memory
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # as PID 1 is one anyway
     if os.getuid() == 0:
         for folder in ("/workspace", "/tmp"):  # some runtimes mount them for root alone
             if os.stat(folder).st_uid == 0:
@@ -95,7 +104,7 @@ def run(request: Request) -> Answer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd="/workspace",
+            cwd=WORKSPACE,
             start_new_session=True,
             preexec_fn=lambda: become_command(limits),
         )
@@ -152,7 +161,9 @@ def communicate(
             elif key.fd == watch:
                 ended = True
             elif key.fd == 0:
-                os._exit(0)  # the owner is gone: nobody asks before the answer is there
+                # The owner is gone: nobody asks before the answer is there.
+                os.kill(-1, signal.SIGKILL)
+                os._exit(0)
             elif not drain_once(key.data, streams[key.data]):
                 wait.unregister(key.fileobj)
     clear(child)
@@ -208,8 +219,8 @@ def clear(command: subprocess.Popen[bytes] | None = None) -> None:
 
 
 def alone() -> bool:
-    """Whether this is the only process left."""
-    return not any(entry.isdigit() and entry != "1" for entry in os.listdir("/proc"))
+    """Whether this is the only process left. A reaper without children has no descendants."""
+    return SCOPED or not any(entry.isdigit() and entry != "1" for entry in os.listdir("/proc"))
 
 
 def become_command(limits: dict[str, Any]) -> None:
@@ -222,6 +233,18 @@ def become_command(limits: dict[str, Any]) -> None:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
+    if SCOPED:
+        enter_inner_scope()
+
+
+def enter_inner_scope() -> None:
+    """A Landlock domain whose processes signal and connect to each other alone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    rules = struct.pack("=QQQ", 0, 0, 3)  # scoped: abstract sockets and signals
+    handle = libc.syscall(444, rules, len(rules), 0)
+    if handle < 0 or libc.syscall(446, handle, 0):
+        raise OSError(ctypes.get_errno(), "Landlock")
+    os.close(handle)
 
 
 def as_nobody(operation: Callable[[Request], Answer], request: Request) -> Answer:
@@ -269,7 +292,7 @@ def open_parent(path: str, create: bool) -> tuple[int, str]:
     if not name or ".." in (*folders, name):
         raise OSError(errno.EINVAL, "not a path inside the workspace")
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-    here = os.open("/workspace", flags)
+    here = os.open(WORKSPACE, flags)
     try:
         for folder in folders:
             if create:

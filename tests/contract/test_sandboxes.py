@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from agentrl_sandboxes.bwrap import BwrapProvider
-from agentrl_sandboxes.docker import OWNER, DockerProvider
+from agentrl_sandboxes.docker import DEADLINE, OWNER, RUN, DockerProvider
 from agentrl_sandboxes.images import build_image
+from agentrl_sandboxes.landlock import LandlockProvider
 from agentrl_sandboxes.owner import is_gone, this_process
 
 from agentrl.errors import ConfigError, SandboxFault
@@ -34,7 +35,17 @@ def no_engine() -> str:
     return ""
 
 
+def no_landlock() -> str:
+    try:
+        LandlockProvider()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 WHY_NO_DOCKER = no_engine()
+WHY_NO_LANDLOCK = no_landlock()
+needs_landlock = pytest.mark.skipif(bool(WHY_NO_LANDLOCK), reason=WHY_NO_LANDLOCK)
 needs_docker = pytest.mark.skipif(bool(WHY_NO_DOCKER), reason=WHY_NO_DOCKER)
 BACKENDS = [
     pytest.param(BwrapProvider, id="bwrap"),
@@ -107,9 +118,16 @@ def containers() -> list[str]:
     return subprocess.run(made, capture_output=True, text=True).stdout.split()
 
 
-@pytest.mark.parametrize("name", ["bwrap", pytest.param("docker", marks=needs_docker)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bwrap",
+        pytest.param("docker", marks=needs_docker),
+        pytest.param("landlock", marks=needs_landlock),
+    ],
+)
 def test_when_the_owner_is_killed_nothing_stays(name: str) -> None:
-    many = 8
+    many = 32
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER_OF_MANY, name, str(many)], stdout=subprocess.PIPE
     )
@@ -177,12 +195,20 @@ async def test_prune_takes_what_a_dead_owner_left_and_nothing_else() -> None:
     owner = this_process().replace(f":{os.getpid()}:", f":{dead.pid}:")
     dead.wait()
     assert is_gone(owner) and not is_gone(this_process()) and not is_gone("elsewhere:1:2")
-    left = ["docker", "create", "--label", f"{OWNER}={owner}", image, "true"]
-    subprocess.run(left, check=True, capture_output=True)
+    for labels in (
+        {OWNER: owner, RUN: "dead run"},
+        {OWNER: "another machine:1:2", DEADLINE: str(int(time.time()) - 1)},
+        {OWNER: "another machine:1:2", DEADLINE: str(int(time.time()) + 60)},
+    ):
+        words = [word for label in labels.items() for word in ("--label", "=".join(label))]
+        subprocess.run(["docker", "create", *words, image, "true"], check=True, capture_output=True)
     async with provider.session(SandboxSpec()) as sandbox:
+        assert await provider.prune("another run") == 0
+        assert await provider.prune("dead run") == 1
         assert await provider.prune("") == 1
         assert (await sandbox.exec(["echo", "mine"], timeout_s=5)).stdout == b"mine\n"
-    assert containers() == []
+    (of_another,) = containers()
+    subprocess.run(["docker", "rm", of_another], check=True, capture_output=True)
 
 
 @needs_docker

@@ -18,6 +18,7 @@ from agentrl.plugins import (
     register,
     registered,
 )
+from agentrl.testing.fakes import FakeSandboxes
 from agentrl.tools import ToolEnvironment, problem
 from agentrl.verifiers import ExactMatch
 
@@ -215,6 +216,18 @@ def test_a_sandbox_is_opened_with_its_own_options() -> None:
     assert open_sandboxes("auto").describe()["backend"] in AUTO
     with pytest.raises(ConfigError, match="options are a backend"):
         open_sandboxes("auto", {"runtime": "runsc"})
+
+
+def test_a_backend_that_marks_what_it_opens_is_told_the_run() -> None:
+    class Marking(FakeSandboxes):
+        def __init__(self, *, run_id: str = "") -> None:
+            super().__init__()
+            self.run_id = run_id
+
+    register("sandbox", "unit-marking", Marking)
+    opened = open_sandboxes("unit-marking", run_id="/runs/first")
+    assert isinstance(opened, Marking)
+    assert opened.run_id == "/runs/first"
 
 
 def test_an_environment_must_be_made_from_its_sandbox() -> None:
