@@ -8,8 +8,10 @@ from agentrl.verifiers.answers import ChoiceMatch, ExactMatch, F1Match, NumericM
 from agentrl.verifiers.boxes import last_boxed
 from agentrl.verifiers.math import MathMatch
 from agentrl.verifiers.parts import FormatPart, Submitted, Weighted
+from agentrl.verifiers.unit_tests import Case, Suite, UnitTests, code_of
 
 __all__ = [
+    "Case",
     "ChoiceMatch",
     "ExactMatch",
     "F1Match",
@@ -17,6 +19,9 @@ __all__ = [
     "MathMatch",
     "NumericMatch",
     "Submitted",
+    "Suite",
+    "UnitTests",
     "Weighted",
+    "code_of",
     "last_boxed",
 ]
