@@ -15,6 +15,7 @@ from random import Random
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl import evaluate as evaluation
+from agentrl.alarms import Watch
 from agentrl.atomic import whole_folder
 from agentrl.config import RunConfig, changes_since
 from agentrl.data import ProblemStream, check_lengths, problem_at
@@ -28,7 +29,7 @@ from agentrl.learning.checkpoint import (
 )
 from agentrl.learning.learner import PolicyLearner
 from agentrl.learning.supervised import fit
-from agentrl.metrics import open_metrics
+from agentrl.metrics import open_metrics, read_metrics
 from agentrl.models import load_policy
 from agentrl.plugins import (
     check_options,
@@ -168,6 +169,7 @@ async def open_run(config: RunConfig, *, reporter: Reporter) -> AsyncGenerator[R
                 metrics=metrics,
                 reporter=reporter,
                 cursor=progress.cursor,
+                watch=Watch(read_metrics(run.dir / "metrics.jsonl")),
             )
 
 

@@ -100,20 +100,29 @@ class GroupStatistics:
     """What the groups of a step were like.
 
     `episodes` counts all members, `faults` those without a verdict (lost, or invalid), by kind in
-    `fault_kinds`. Rewards and success are over the graded members; `reward_stderr` is the standard
-    error of the mean with groups as clusters (members of a group are not independent). Tokens are
-    totals; `turns` is the mean number of actions; `endings` and `tool_calls` (by status) are
-    counts. `family_reward` and `family_success` are means by the tasks' families, if they have any.
+    `fault_kinds`. `group_kinds` counts groups that are `mixed` (different rewards), `solved` (all
+    passed), `failed` (equal rewards, not all passed) or `faulted` (nobody graded). Rewards and
+    success are over the graded members; `reward_stderr` is the standard error of the mean with
+    groups as clusters (members of a group are not independent). Tokens are totals; `turns` is the
+    mean number of actions, `length_passed` and `length_failed` the mean action tokens of graded
+    episodes by outcome (0 without one); `tools_s` sums over episodes, which run side by side.
+    `endings` and `tool_calls` (by status) are counts, `family_reward` and `family_success` means by
+    the tasks' families, if they have any.
     """
 
     episodes: int
+    groups: int
     groups_with_signal: int
+    group_kinds: Mapping[str, int]
     reward_mean: float
     reward_stderr: float
     success_rate: float
     action_tokens: int
     observation_tokens: int
     turns: float
+    length_passed: float
+    length_failed: float
+    tools_s: float
     faults: int
     fault_kinds: Mapping[str, int]
     endings: Mapping[str, int]
@@ -142,6 +151,8 @@ def statistics(groups: Sequence[Group]) -> GroupStatistics:
     mean, stderr = _clustered_mean([g.rewards for g in groups if g.rewards])
     return GroupStatistics(
         episodes=len(graded) + len(lost),
+        groups=len(groups),
+        group_kinds=_counted(map(_outcome, groups)),
         groups_with_signal=sum(g.has_signal for g in groups),
         reward_mean=mean,
         reward_stderr=stderr,
@@ -149,6 +160,9 @@ def statistics(groups: Sequence[Group]) -> GroupStatistics:
         action_tokens=action_tokens,
         observation_tokens=sum(len(t.token_ids) for t in trajectories) - action_tokens,
         turns=sum(len(t.turns) for t in trajectories) / len(first) if first else 0.0,
+        length_passed=_mean_length(groups, passed=True),
+        length_failed=_mean_length(groups, passed=False),
+        tools_s=sum(float(t.metrics.get("tools_s", 0.0)) for t in trajectories),
         faults=len(lost),
         fault_kinds=fault_kinds,
         fault_example=max(lost, key=lambda f: fault_kinds[_kind(f)], default="")[:_EXAMPLE],
@@ -186,6 +200,25 @@ def _by_family(groups: Sequence[Group]) -> dict[str, list[Verdict]]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _outcome(group: Group) -> str:
+    if not group.rewards:
+        return "faulted"
+    if group.has_signal:
+        return "mixed"
+    passed = all(verdict.passed for verdict in group.verdicts if verdict.reward is not None)
+    return "solved" if passed else "failed"
+
+
+def _mean_length(groups: Sequence[Group], *, passed: bool) -> float:
+    lengths = [
+        trajectory.action_tokens
+        for group in groups
+        for trajectory, verdict in zip(group.trajectories, group.verdicts, strict=True)
+        if verdict.reward is not None and verdict.passed is passed
+    ]
+    return sum(lengths) / len(lengths) if lengths else 0.0
 
 
 def _kind(fault: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
+from agentrl.alarms import Watch
 from agentrl.algorithms import AlgorithmConfig
 from agentrl.data import ProblemStream
 from agentrl.errors import NoSignal, TooManyFaults
@@ -22,7 +23,7 @@ from agentrl.grading import GroupStatistics, statistics
 from agentrl.learning.advantage import has_signal
 from agentrl.learning.batch import collate
 from agentrl.learning.earlier import earlier_groups
-from agentrl.learning.lessons import lessons
+from agentrl.learning.lessons import histogram, lessons
 from agentrl.protocols import Learner, Reporter, TrajectoryStore, WeightSync
 from agentrl.rollout import Stage, run_group
 from agentrl.types import Group, Problem
@@ -69,6 +70,7 @@ class Run:
     reporter: Reporter
     cursor: int = 0
     silent_steps: int = field(default=0)
+    watch: Watch = field(default_factory=Watch)
 
 
 async def train(run: Run) -> None:
@@ -116,14 +118,24 @@ async def step(run: Run, queue: "GroupQueue") -> None:
     async with run.stage.engine.released() if run.pace.max_lag == 0 else nullcontext():
         stats = await in_thread(learn)
     clock.lap("update_s")
-    run.store.append_lessons(lessons(taken, run.algorithm), stats, version=trained_version)
+    taught = lessons(taken, run.algorithm)
+    run.store.append_lessons(taught, stats, version=trained_version)
     await run.weights.publish(learner)
     clock.lap("publish_s")
 
     row = {"kind": "step", "step": trained_version, "version": learner.version}
     row |= {**stats, **report.as_row(), "lag": mean_lag(taken, trained_version), **clock.laps}
+    row["advantages"] = histogram([a for lesson in taught for a in lesson.advantages])
+    row["tokens_per_s"] = report.action_tokens / max(clock.total, 1e-9)
+    write(run, row)
+
+
+def write(run: Run, row: Mapping[str, Any]) -> None:
+    """A line of metrics, and what it makes one worry about."""
     run.metrics(row)
     run.reporter.metrics(row)
+    for words in run.watch.see(row):
+        run.reporter.note(f"alarm: {words}")
 
 
 async def next_groups(run: Run, queue: "GroupQueue") -> list[Group]:
@@ -259,8 +271,7 @@ async def look_up(run: Run) -> None:
         "faults": evaluation.faults,
         "family_success": statistics(evaluation.groups).family_success,
     }
-    run.metrics(row)
-    run.reporter.metrics(row)
+    write(run, row)
 
 
 async def in_thread(work: Callable[..., T], *args: Any) -> T:
@@ -285,3 +296,8 @@ class Stopwatch:
         now = time.perf_counter()
         self.laps[name] = now - self._last
         self._last = now
+
+    @property
+    def total(self) -> float:
+        """All laps together."""
+        return sum(self.laps.values())

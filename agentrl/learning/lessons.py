@@ -41,6 +41,16 @@ def lessons(groups: Sequence[Group], algorithm: AlgorithmConfig) -> list[Lesson]
     return out
 
 
+def histogram(advantages: Sequence[float]) -> dict[str, int]:
+    """How many turns had an advantage of which size; 0 stands alone, since it teaches nothing."""
+    bins = {"< -2": 0, "-2 .. -1": 0, "-1 .. 0": 0, "0": 0, "0 .. 1": 0, "1 .. 2": 0, "> 2": 0}
+    names = list(bins)
+    for value in advantages:
+        side = min(2, int(abs(value))) + 1 if value else 0
+        bins[names[3 + (side if value > 0 else -side)]] += 1
+    return bins
+
+
 def _has_other_terms(algorithm: AlgorithmConfig) -> bool:
     """Whether a token with advantage 0 still has a gradient: from the KL or the entropy bonus."""
     return bool(algorithm.kl_coef or algorithm.entropy_coef)

@@ -24,7 +24,10 @@ METRICS = (
     "kl_ref",
     *MISMATCH,
     "mismatch_cut",
+    "effective_share",
     "clip_share",
+    "clip_share_up",
+    "clip_share_down",
     "ratio_mean",
     "ratio_max",
     "grad_norm",
@@ -38,7 +41,9 @@ METRICS = (
 def statistics(done: Sequence[tuple[Scores, TokenLoss]]) -> Mapping[str, float]:
     """Means and extremes over the trained tokens of an optimiser step.
 
-    `clip_share` is the share of tokens whose gradient the clip stopped or cut, `mismatch_cut` of
+    `clip_share` is the share of tokens whose gradient the clip stopped or cut, `_up` and `_down`
+    the same among those with A > 0 and A < 0; `effective_share` is (sum w)^2 / (N sum w^2) of the
+    weights of policy against engine: 1 when all tokens count alike. `mismatch_cut` is the share of
     those whose weight against the engine was cut, or that were dropped for it.
     """
 
@@ -46,16 +51,21 @@ def statistics(done: Sequence[tuple[Scores, TokenLoss]]) -> Mapping[str, float]:
         return torch.cat(list(values)).double().cpu()
 
     ratio = joined(token_loss.ratio for _, token_loss in done)
+    mismatch = joined(token_loss.mismatch for _, token_loss in done)
+    clipped = joined(token_loss.clipped for _, token_loss in done)
     advantages = joined(scores.advantages for scores, _ in done)
     return {
         **mismatch_panel(
-            joined(token_loss.mismatch for _, token_loss in done),
+            mismatch,
             joined(place_in_row(scores.rows) for scores, _ in done),
         ),
         "mismatch_cut": float(joined(token_loss.cut for _, token_loss in done).mean()),
         "entropy": float(joined(scores.entropy for scores, _ in done).mean()),
         "kl_ref": float(joined(token_loss.kl for _, token_loss in done).mean()),
-        "clip_share": float(joined(token_loss.clipped for _, token_loss in done).mean()),
+        "effective_share": effective_share(mismatch),
+        "clip_share": float(clipped.mean()),
+        "clip_share_up": _share(clipped[advantages > 0]),
+        "clip_share_down": _share(clipped[advantages < 0]),
         "ratio_mean": float(ratio.mean()),
         "ratio_max": float(ratio.max()),
         "advantage_mean": float(advantages.mean()),
@@ -72,6 +82,22 @@ def summary(stats: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
         name: (max if name.endswith("_max") else fmean)(row[name] for row in stats)
         for name in METRICS
     }
+
+
+def effective_share(log_difference: Tensor) -> float:
+    """Effective samples over samples, of weights exp(d); missing ones (NaN) are left out.
+
+    0 of nothing.
+    """
+    known = log_difference[~log_difference.isnan()]
+    if not len(known):
+        return 0.0
+    weights = known.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return float(weights.sum() ** 2 / (len(weights) * weights.square().sum()))
+
+
+def _share(marks: Tensor) -> float:
+    return float(marks.mean()) if len(marks) else 0.0
 
 
 def mismatch_panel(log_difference: Tensor, place: Tensor) -> dict[str, float]:

@@ -12,7 +12,7 @@ LAYERS = {
     "types": 0, "messages": 0, "errors": 0, "atomic": 0, "lesson": 0,
     "protocols": 1, "config": 1, "algorithms": 1,
     "agents": 2, "data": 2, "tools": 2, "rendering": 2, "parsing": 2, "rollout": 2, "grading": 2,
-    "verifiers": 2, "store": 2, "replay": 2, "plugins": 2, "gym": 2, "metrics": 2,
+    "verifiers": 2, "store": 2, "replay": 2, "plugins": 2, "gym": 2, "metrics": 2, "alarms": 2,
     "provenance": 2, "guard": 2,
     "learning": 3, "engines": 3, "models": 3,
     "train": 4, "evaluate": 4,

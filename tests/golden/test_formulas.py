@@ -22,7 +22,7 @@ from agentrl.learning.loss import (
     policy_loss,
     token_weights,
 )
-from agentrl.learning.panel import mismatch_panel, place_in_row
+from agentrl.learning.panel import effective_share, mismatch_panel, place_in_row, statistics
 
 CLOSE = pytest.approx
 
@@ -475,6 +475,25 @@ def test_negative_trajectories_beyond_the_gate_are_dropped_whatever_their_length
     live = (logprobs.grad != 0).tolist()
     assert live == [not dropped] * 22 + [True] * 2
     assert out.cut.tolist() == [float(dropped)] * 22 + [0.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("weights", "share"), [((2, 2, 2, 2), 1), ((1, 0, 0, 0), 0.25), ((3, 1), 0.8), ((), 0)]
+)
+def test_effective_share_of_weights(weights: tuple[float, ...], share: float) -> None:
+    logs = torch.tensor([log(w) if w else -20.0 for w in (*weights,)], dtype=torch.float64)
+    assert effective_share(logs) == CLOSE(share, abs=1e-6)
+    with_a_missing_one = torch.cat([logs, torch.tensor([torch.nan], dtype=torch.float64)])
+    assert effective_share(with_a_missing_one) == CLOSE(share, abs=1e-6)
+
+
+def test_clip_share_by_the_sign_of_the_advantage() -> None:
+    """Ratios 1.5 and 1.5 up (one of A 0), .5 and 1 down: all of up, half of down are clipped."""
+    ratio = torch.tensor([1.5, 1.5, 0.5, 1.0])
+    given = scores(ratio.log(), torch.tensor([1.0, 0.0, -1.0, -1.0]))
+    found = statistics([(given, policy_loss(given, algorithm(preset="grpo", kl_coef=0.0)))])
+    assert (found["clip_share_up"], found["clip_share_down"]) == (1.0, 0.5)
+    assert found["clip_share"] == 0.5
 
 
 # --- entropy ----------------------------------------------------------------------------------

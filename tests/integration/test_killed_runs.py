@@ -29,7 +29,7 @@ PROCESSES.set_forkserver_preload(
 )
 KILLS = int(os.environ.get("AGENTRL_KILLS", "8"))
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
-CLOCKS = ("sample_s", "update_s", "publish_s")
+CLOCKS = ("sample_s", "update_s", "publish_s", "tools_s", "tokens_per_s")
 
 
 def run(folder: Path, steps: int) -> None:

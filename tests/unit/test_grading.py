@@ -241,6 +241,20 @@ def test_tokens_turns_endings_and_calls_are_counted() -> None:
     assert report.tool_calls == {"ok": 5}
 
 
+def test_groups_by_kind() -> None:
+    solved, failed, mixed, lost = (1.0, 1.0), (0.0, 0.0), (1.0, 0.0), (None, None)
+    report = statistics([group_of(*kind) for kind in (solved, solved, failed, mixed, lost)])
+    assert report.group_kinds == {"failed": 1, "faulted": 1, "mixed": 1, "solved": 2}
+    assert report.groups == 5 == sum(report.group_kinds.values())
+
+
+def test_lengths_by_outcome() -> None:
+    report = statistics([group_of(1.0, 1.0, turns=3), group_of(0.0, None, turns=1)])
+    one = statistics([group_of(1.0, turns=1)]).length_passed
+    assert (report.length_passed, report.length_failed) == (3 * one, one)
+    assert statistics([group_of(0.0)]).length_passed == 0
+
+
 def test_nothing_gives_zeros_not_nan() -> None:
     report = statistics([])
     assert (report.episodes, report.reward_mean, report.reward_stderr, report.turns) == (0, 0, 0, 0)

@@ -9,7 +9,7 @@ from learning_cases import group, random_groups, trajectory, turn
 
 from agentrl.algorithms import AlgorithmConfig
 from agentrl.learning.batch import collate
-from agentrl.learning.lessons import lessons
+from agentrl.learning.lessons import histogram, lessons
 from agentrl.types import Ending, Group, Verdict
 
 KEEP = AlgorithmConfig.model_validate({"zero_variance": "keep"})
@@ -68,3 +68,9 @@ def test_lessons_say_what_the_batch_holds(seed: int, policy: AlgorithmConfig) ->
         for number, advantage in enumerate(lesson.advantages):
             seen = batch.advantages[columns][turns == number]
             assert seen.tolist() == pytest.approx([advantage] * len(seen))
+
+
+def test_advantages_by_size() -> None:
+    found = histogram([0.0, 0.0, 0.3, 1.0, 1.5, 2.0, 9.0, -0.1, -1.0, -3.0])
+    assert list(found.values()) == [1, 1, 1, 2, 1, 2, 2]
+    assert found["0"] == 2 and found["< -2"] == 1

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.alarms import Watch
 from agentrl.algorithms import AlgorithmConfig
 from agentrl.data import ProblemStream, problem_at
 from agentrl.errors import NonFiniteLoss, NoSignal, TooManyFaults
@@ -246,6 +247,26 @@ async def test_groups_without_signal_are_dropped_and_replaced_up_to_the_budget()
     await train(hopeless.run)
     assert [len(groups) for groups in hopeless.store.steps.values()] == [4, 4]
     assert [row["groups_with_signal"] for row in hopeless.rows] == [0, 0]
+
+
+async def test_alarms_reach_the_reporter_and_end_with_what_was_resumed() -> None:
+    class Notes(Silent):
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def note(self, text: str) -> None:
+            self.said.append(text)
+
+    first = Bench(steps=10, rate=lambda p, e: 0.0)
+    first.run.reporter = Notes()
+    await train(first.run)
+    (said,) = first.run.reporter.said
+    assert said.startswith("alarm: 100% of the groups have equal rewards")
+    resumed = Bench(steps=12, cursor=20, learner=FakeLearner(version=10), rate=lambda p, e: 0.0)
+    resumed.run.reporter, resumed.run.watch = Notes(), Watch(first.rows)
+    await train(resumed.run)
+    assert resumed.run.reporter.said == []
+    assert all(row["advantages"]["0"] == 4 for row in first.rows)
 
 
 async def test_a_run_that_can_learn_nothing_says_so() -> None:
