@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agentrl.learning.plan import WORTH_SHARING, common_prefix
+from agentrl.learning.plan import WORTH_SHARING, alike, common_prefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,8 @@ def layout_of(ids: Tensor, lengths: Sequence[int], groups: Sequence[int] | None)
         together.append(([(a + shared, b) for a, b in spans], (first, first + shared)))
     number = kept.cumsum(0) - 1
     position = torch.cat([torch.arange(length) for length in lengths])
-    blocks = [_block(alone, (0, 0), number, device)]
+    parts = alike([end - start for start, end in alone])
+    blocks = [_block([alone[r] for r in sorted(part)], (0, 0), number, device) for part in parts]
     blocks += [_block(spans, prefix, number, device) for spans, prefix in together]
     return Layout(
         kept=kept.nonzero()[:, 0].to(device),

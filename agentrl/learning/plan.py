@@ -1,5 +1,6 @@
 """What an update does in which order: minibatches, micro-batches, learning rate."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import groupby
@@ -7,6 +8,8 @@ from math import ceil, cos, pi
 
 from torch import Tensor
 
+PADDING = 0.05
+"""Share of an attention table that may be padding."""
 WORTH_SHARING = 0.1
 """Share of tokens that must be spared before the prefixes of groups are computed once."""
 
@@ -25,16 +28,34 @@ def in_parts(lengths: Sequence[int], parts: int) -> list[list[int]]:
 def by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Rows cut into parts within the token budget (a longer row is a part of its own).
 
-    Rows of like length go together, since attention pads a part to its longest row; the parts
-    hold near-equal token counts.
+    Rows of like length go together, so that attention pads little; the parts are as few as that
+    order allows, and the fullest holds as few tokens as it can.
     """
     if not lengths:
         return []
-    target = sum(lengths) / ceil(sum(lengths) / budget)
-    parts: list[list[int]] = [[]]
-    filled = 0
+    order = sorted(range(len(lengths)), key=lambda r: -lengths[r])
+
+    def cut(most: int) -> list[list[int]]:
+        parts, filled = [list[int]()], 0
+        for row in order:
+            if parts[-1] and filled + lengths[row] > most:
+                parts.append([])
+                filled = 0
+            parts[-1].append(row)
+            filled += lengths[row]
+        return parts
+
+    fewest = len(cut(budget))
+    low = min(budget, sum(lengths) // fewest)
+    return cut(low + bisect_left(range(low, budget), True, key=lambda m: len(cut(m)) <= fewest))
+
+
+def alike(lengths: Sequence[int]) -> list[list[int]]:
+    """Rows in parts of like length: a table of one is at most `PADDING` padding."""
+    parts, filled = [list[int]()], 0
     for row in sorted(range(len(lengths)), key=lambda r: -lengths[r]):
-        if parts[-1] and (filled >= target or filled + lengths[row] > budget):
+        table = (len(parts[-1]) + 1) * lengths[parts[-1][0]] if parts[-1] else lengths[row]
+        if table * (1 - PADDING) > filled + lengths[row]:
             parts.append([])
             filled = 0
         parts[-1].append(row)

@@ -9,7 +9,7 @@ from learning_cases import VOCAB, tiny_model
 
 from agentrl.errors import ConfigError
 from agentrl.learning.packing import pack, packed, token_logprobs
-from agentrl.learning.plan import by_tokens, in_parts, lr_factor
+from agentrl.learning.plan import alike, by_tokens, in_parts, lr_factor
 
 SIZE = {
     "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
@@ -116,6 +116,28 @@ def test_micro_batches_hold_every_row_once_within_the_budget(lengths, budget) ->
     parts = by_tokens(lengths, budget)
     assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
     assert all(len(part) == 1 or sum(lengths[r] for r in part) <= budget for part in parts)
+
+
+@settings(max_examples=100)
+@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=30), budget=st.integers(50, 300))
+def test_micro_batches_are_as_few_as_they_can_be_and_balanced(lengths, budget) -> None:
+    """One token less in the fullest, and there would be one more of them."""
+    parts = by_tokens(lengths, budget)
+    sums = [sum(lengths[r] for r in part) for part in parts]
+    assert len(parts) <= 2 * -(-sum(lengths) // budget)
+    assert len(by_tokens(lengths, max(sums))) == len(parts)
+    if max(sums) > max(lengths):
+        assert len(by_tokens(lengths, max(sums) - 1)) > len(parts)
+
+
+@settings(max_examples=100)
+@given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=60))
+def test_rows_that_attend_together_are_padded_by_at_most_a_twentieth(lengths) -> None:
+    parts = alike(lengths)
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    for part in parts:
+        table = len(part) * max(lengths[r] for r in part)
+        assert sum(lengths[r] for r in part) >= 0.95 * table - 1e-9
 
 
 @settings(max_examples=100)
