@@ -40,7 +40,7 @@ def run(folder: Path, steps: int) -> None:
         "run.eval_every=0", "run.checkpoint_every=1", "engine.max_concurrent=1",
         "learner.schedule=constant",
         "environment.options={digits: 1, count: 50}", f"run.steps={steps}", f"run.dir={folder}",
-        f"environment.name={folder.parent}/coin_env.py",
+        f"environment.name={folder.parent}/killed_coin.py",
     )  # fmt: skip
     build.train(load_config(QUICKSTART, given), reporter=QuietReporter())
 
@@ -69,7 +69,7 @@ def version_of(folder: Path) -> int:
 
 @pytest.mark.timeout(120 + 5 * KILLS)
 def test_a_run_killed_at_random_moments_equals_the_unbroken_one(tmp_path: Path) -> None:
-    (tmp_path / "coin_env.py").write_text(COIN)
+    (tmp_path / "killed_coin.py").write_text(COIN)
     broken, whole, draw = tmp_path / "broken", tmp_path / "whole", random.Random(KILLS)
     for name in ("first", "pace"):
         began = time.monotonic()
