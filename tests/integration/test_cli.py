@@ -310,7 +310,8 @@ def test_prompts_over_the_context_are_refused_before_the_run(
     options = "environment.options={digits: 6, count: 20}"
     code = cli(["train", QUICKSTART, "--quiet", *settings(f"run.dir={tmp_path}", *small, options)])
     err = capsys.readouterr().err
-    assert code == 2 and "context_tokens" in err and len(err.splitlines()) == 1
+    assert code == 2 and "context_tokens (16): (" in err and "Traceback" not in err
+    assert not (tmp_path / "trajectories").exists(), "found before anything was sampled"
 
 
 @pytest.mark.parametrize(
