@@ -74,11 +74,11 @@ def describe(
     *,
     decode: Decode | None = None,
     member: int | None = None,
-    lessons: Mapping[int, Lesson] = MappingProxyType({}),
+    lessons: Mapping[str, Lesson] = MappingProxyType({}),
 ) -> Iterator[Line]:
     """The lines of a group: exact tokens where `decode` is given, else the parsed messages.
 
-    `lessons` has, by member, what the learner made of it.
+    `lessons` has, by trajectory id, what the learner made of it.
     """
     chosen = [
         (trajectory, verdict)
@@ -88,8 +88,8 @@ def describe(
     yield from _lines(Ink.HEAD, f"task {group.task_id}")
     for trajectory, verdict in chosen:
         yield from _trajectory(trajectory, verdict, decode)
-        if trajectory.member in lessons:
-            yield from _lesson(lessons[trajectory.member])
+        if trajectory.id in lessons:
+            yield from _lesson(lessons[trajectory.id])
     for fault in group.faults:
         yield from _lines(Ink.BAD, f"a member was lost: {fault}")
 

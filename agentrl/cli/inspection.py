@@ -58,7 +58,7 @@ def show(
         typer.echo(f"step {step}" + ("" if decode or messages else " (no tokenizer: messages)"))
     lessons = records.lessons(step)
     for number, group in chosen:
-        taught = {one.member: one for one in lessons if one.group == number}
+        taught = {one.trajectory_id: one for one in lessons if one.group == number}
         show_group(group, decode=decode, member=member, lessons=taught, plain=plain, as_json=json_)
 
 
@@ -67,7 +67,7 @@ def show_group(
     *,
     decode: Decode | None = None,
     member: int | None = None,
-    lessons: "Mapping[int, Lesson]" = MappingProxyType({}),
+    lessons: "Mapping[str, Lesson]" = MappingProxyType({}),
     plain: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -77,7 +77,7 @@ def show_group(
         kept = [n for n, t in enumerate(group.trajectories) if member in (None, t.member)]
         by_member = ("trajectories", "verdicts", *(("artifacts",) if group.artifacts else ()))
         row |= {name: [row[name][n] for n in kept] for name in by_member}
-        taught = [record(lessons.get(t.member)) for t in group.trajectories]
+        taught = [record(lessons.get(t.id)) for t in group.trajectories]
         echo_json(row | {"lessons": [taught[n] for n in kept]})
         return
     from rich.console import Console

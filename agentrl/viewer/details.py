@@ -82,7 +82,7 @@ class Details:
                     "member": trajectory.member,
                     "ending": trajectory.ending.value,
                     "verdict": record(verdict),
-                    "lesson": record(lessons.get(trajectory.member)),
+                    "lesson": record(lessons.get(trajectory.id)),
                     "turns": [_said(turn) for turn in trajectory.turns],
                 }
                 for trajectory, verdict in zip(group.trajectories, group.verdicts, strict=True)
@@ -92,7 +92,8 @@ class Details:
     def trajectory(self, step: int, number: int, member: int) -> dict[str, Any]:
         """One trajectory with every token: its text, id, author, and logprob if it was sampled."""
         one = self.episode(step, number, member)
-        trajectory, lesson = one.trajectory, self._lessons(step, number).get(member)
+        trajectory = one.trajectory
+        lesson = self._lessons(step, number).get(trajectory.id)
         shown, decode = trajectory.prompt, self._decode(step)
         turns: list[dict[str, Any]] = []
         for turn in trajectory.turns:
@@ -146,10 +147,10 @@ class Details:
     def _facts(self, step: int) -> Mapping[str, str]:
         return read_facts(self.rows.store.path(step))
 
-    def _lessons(self, step: int, number: int) -> dict[int, Lesson]:
+    def _lessons(self, step: int, number: int) -> dict[str, Lesson]:
         state = _state(self.rows.store.lessons_path(step))
         lessons = self._taught.get(state, lambda: self._lessons_of_step(step))
-        return {one.member: one for one in lessons if one.group == number}
+        return {one.trajectory_id: one for one in lessons if one.group == number}
 
     def _lessons_of_step(self, step: int) -> Sequence[Lesson]:
         try:
