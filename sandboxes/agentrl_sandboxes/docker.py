@@ -29,6 +29,8 @@ RUN, OWNER, DEADLINE = "agentrl.run", "agentrl.owner", "agentrl.deadline"
 ENGINE_TIMEOUT_S = 60
 _SPARE_PROCESSES = 4
 _SHM = 16 << 20
+_FILES = 65_536
+"""In /workspace, and in /tmp: an empty file costs memory, too."""
 _STDOUT = 1
 
 
@@ -110,7 +112,7 @@ class DockerProvider:
     def _create(self, spec: SandboxSpec, image: str) -> str:
         api = self._client.api
         memory = spec.memory_mb << 20
-        tmp = f"rw,exec,nosuid,nodev,mode=1777,size={spec.workspace_mb << 20}"
+        tmp = f"rw,exec,nosuid,nodev,mode=1777,size={spec.workspace_mb << 20},nr_inodes={_FILES}"
         extra = {"runtime": self._runtime} if self._runtime else {}
         host = api.create_host_config(
             network_mode="none",

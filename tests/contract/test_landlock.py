@@ -8,23 +8,12 @@ from pathlib import Path
 import pytest
 from agentrl_sandboxes import landlock
 from agentrl_sandboxes.landlock import LandlockProvider
+from sandbox_cases import needs_landlock
 
-from agentrl.errors import ConfigError, SandboxLost
+from agentrl.errors import SandboxLost
 from agentrl.protocols import Sandbox
 from agentrl.testing import sandbox as contract
 from agentrl.types import SandboxSpec
-
-
-def why_not() -> str:
-    try:
-        LandlockProvider()
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-WHY_NOT = why_not()
-needs_landlock = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 TRIED_BELOW = {
     contract.a_timeout_keeps_the_output_and_the_session,  # counts processes in /proc, closed here

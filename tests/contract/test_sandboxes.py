@@ -15,8 +15,8 @@ import pytest
 from agentrl_sandboxes.bwrap import BwrapProvider
 from agentrl_sandboxes.docker import DEADLINE, OWNER, RUN, DockerProvider
 from agentrl_sandboxes.images import build_image
-from agentrl_sandboxes.landlock import LandlockProvider
 from agentrl_sandboxes.owner import is_gone, this_process
+from sandbox_cases import needs_docker, needs_landlock
 
 from agentrl.errors import ConfigError, SandboxFault
 from agentrl.protocols import SandboxProvider
@@ -27,26 +27,6 @@ START_DOCKER = Path(__file__).parents[2] / "scripts" / "start-docker"
 STARTED_HERE = Path("/var/log/agentrl-dockerd.log")
 
 
-def no_engine() -> str:
-    try:
-        DockerProvider()
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-def no_landlock() -> str:
-    try:
-        LandlockProvider()
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-WHY_NO_DOCKER = no_engine()
-WHY_NO_LANDLOCK = no_landlock()
-needs_landlock = pytest.mark.skipif(bool(WHY_NO_LANDLOCK), reason=WHY_NO_LANDLOCK)
-needs_docker = pytest.mark.skipif(bool(WHY_NO_DOCKER), reason=WHY_NO_DOCKER)
 BACKENDS = [
     pytest.param(BwrapProvider, id="bwrap"),
     pytest.param(DockerProvider, id="docker", marks=needs_docker),
