@@ -3,8 +3,9 @@
     python benchmarks/sandbox.py --backends bwrap docker --calls 100
 
 Prints milliseconds, median and 95th percentile. `open` is a fresh sandbox up to its first answer,
-`round trip` a small file read (no process), `python` a fresh interpreter that prints, `close` until
-nothing is left. `calls/s` is fresh interpreters by `--together` sandboxes at once.
+`checkout` one that `WarmSandboxes` has ready, `round trip` a small file read (no process), `python`
+a fresh interpreter that prints, `close` until nothing is left. `calls/s` is fresh interpreters by
+`--together` sandboxes at once; before the table, `--live` sandboxes are opened all together.
 """
 
 import argparse
@@ -17,11 +18,12 @@ from statistics import median, quantiles
 from agentrl.errors import ConfigError
 from agentrl.plugins import open_sandboxes
 from agentrl.protocols import Sandbox, SandboxProvider
+from agentrl.rollout import WarmSandboxes
 from agentrl.types import SandboxSpec
 
 PYTHON = ["python3", "-I", "-S", "-c", "print(1)"]
 SPEC = SandboxSpec(files={"small": b"x" * 100})
-ROWS = ("open", "round trip", "true", "python", "close")
+ROWS = ("open", "checkout", "round trip", "true", "python", "close")
 
 
 async def seconds(work: Callable[[], Awaitable[object]], times: int) -> list[float]:
@@ -45,6 +47,7 @@ async def measure(provider: SandboxProvider, calls: int, together: int) -> dict[
         await session.__aexit__(None, None, None)
         found["open"].append(opened - began)
         found["close"].append(time.perf_counter() - opened)
+    found["checkout"] = await checkouts(provider, max(3, calls // 10))
     async with provider.session(SPEC) as sandbox:
         found["round trip"] = await seconds(
             lambda: sandbox.read_file("small", max_bytes=999), calls
@@ -53,6 +56,32 @@ async def measure(provider: SandboxProvider, calls: int, together: int) -> dict[
         found["python"] = await seconds(lambda: sandbox.exec(PYTHON, timeout_s=9), calls)
     found["calls/s"] = [await throughput(provider, calls, together)]
     return found
+
+
+async def checkouts(provider: SandboxProvider, times: int) -> list[float]:
+    """Seconds until one that is ready is handed out; between two, the queue fills again."""
+    out: list[float] = []
+    async with WarmSandboxes(provider, size=2) as warm:
+        for number in range(times + 1):
+            began = time.perf_counter()
+            async with warm.session(SPEC) as sandbox:
+                taken = time.perf_counter() - began
+                await sandbox.exec(["true"], timeout_s=9)
+            if number:  # the first finds the queue empty
+                out.append(taken)
+            await asyncio.sleep(0.5)
+    return out
+
+
+async def live(provider: SandboxProvider, number: int) -> tuple[float, float]:
+    """Seconds until so many are open at once, and until a fresh interpreter has run in each."""
+    async with AsyncExitStack() as stack:
+        began = time.perf_counter()
+        sessions = [stack.enter_async_context(provider.session(SPEC)) for _ in range(number)]
+        sandboxes = await asyncio.gather(*sessions)
+        opened = time.perf_counter()
+        await asyncio.gather(*(sandbox.exec(PYTHON, timeout_s=60) for sandbox in sandboxes))
+        return opened - began, time.perf_counter() - opened
 
 
 async def throughput(provider: SandboxProvider, calls: int, together: int) -> float:
@@ -114,9 +143,10 @@ def table(found: dict[str, dict[str, list[float]]]) -> str:
 def main() -> None:
     """Measure each backend that works here, print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--backends", nargs="+", default=["bwrap", "docker"])
+    parser.add_argument("--backends", nargs="+", default=["bwrap", "docker", "landlock"])
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--together", type=int, default=16)
+    parser.add_argument("--live", type=int, nargs="*", default=[64, 128])
     arguments = parser.parse_args()
     found: dict[str, dict[str, list[float]]] = {}
     for name in arguments.backends:
@@ -126,6 +156,9 @@ def main() -> None:
             print(f"{name}: skipped, {error}")
             continue
         found[name] = asyncio.run(measure(provider, arguments.calls, arguments.together))
+        for number in arguments.live:
+            opened, ran = asyncio.run(live(open_sandboxes(name), number))
+            print(f"{name}: {number} open after {opened:.1f} s, a Python in each after {ran:.1f} s")
         if name == "docker":
             found["docker exec_run"] = measure_plain(arguments.calls)
     print(table(found))
