@@ -156,7 +156,7 @@ def groups(draw: st.DrawFn) -> Group:
     )
     return Group(
         task_id=task_id,
-        trajectories=tuple(draw(trajectories) for _ in range(size)),
+        trajectories=tuple(replace(draw(trajectories), member=n) for n in range(size)),
         verdicts=tuple(draw(verdicts) for _ in range(size)),
         faults=tuple(draw(st.lists(TEXT, max_size=2))),
         task=draw(st.none() | task),
