@@ -10,7 +10,9 @@ from agentrl.testing.environment import CountedSandboxes, check_environment
 
 async def test_it_keeps_the_contract() -> None:
     sandboxes = CountedSandboxes(BwrapProvider())
-    found = await check_environment(find_environment("bugfix"), sandboxes=sandboxes, sample=1)
+    found = await check_environment(
+        find_environment("bugfix"), sandboxes=sandboxes, sample=1, options={"count": 40}
+    )
     assert found == ()
     assert sandboxes.opened > 20 and sandboxes.open_now == 0
 
