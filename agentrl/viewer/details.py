@@ -79,19 +79,22 @@ class Details:
             "faults": group.faults,
             "members": [
                 {
+                    "place": place,
                     "member": trajectory.member,
                     "ending": trajectory.ending.value,
                     "verdict": record(verdict),
                     "lesson": record(lessons.get(trajectory.id)),
                     "turns": [_said(turn) for turn in trajectory.turns],
                 }
-                for trajectory, verdict in zip(group.trajectories, group.verdicts, strict=True)
+                for place, (trajectory, verdict) in enumerate(
+                    zip(group.trajectories, group.verdicts, strict=True)
+                )
             ],
         }
 
-    def trajectory(self, step: int, number: int, member: int) -> dict[str, Any]:
+    def trajectory(self, step: int, number: int, place: int) -> dict[str, Any]:
         """One trajectory with every token: its text, id, author, and logprob if it was sampled."""
-        one = self.episode(step, number, member)
+        one = self.episode(step, number, place)
         trajectory = one.trajectory
         lesson = self._lessons(step, number).get(trajectory.id)
         shown, decode = trajectory.prompt, self._decode(step)
@@ -104,8 +107,8 @@ class Details:
             "number": number,
             "id": trajectory.id,
             "task_id": trajectory.task_id,
-            "member": member,
-            "members": [t.member for t in one.group.trajectories],
+            "member": trajectory.member,
+            "count": len(one.group.trajectories),
             "seed": trajectory.seed,
             "ending": trajectory.ending.value,
             "prompt": record(trajectory.prompt),
@@ -121,7 +124,7 @@ class Details:
 
     def difference(self, step: int, number: int, left: int, right: int) -> dict[str, Any]:
         """Where two members part; what they said is in their `group`."""
-        one, other = (self.episode(step, number, member) for member in (left, right))
+        one, other = (self.episode(step, number, place) for place in (left, right))
         found = diff(one.trajectory, other.trajectory)
         return {"parts_at": found.parts_at, "turns": [_parting(turn) for turn in found.turns]}
 
@@ -130,13 +133,12 @@ class Details:
         path = self.rows.store.path(step)
         return self._group.get((number, _state(path)), lambda: read_group(path, number))
 
-    def episode(self, step: int, number: int, member: int) -> Recorded:
-        """One member of a group. Raises RecordError."""
+    def episode(self, step: int, number: int, place: int) -> Recorded:
+        """One trajectory of a group: a member, or a part of its talk. Raises RecordError."""
         group = self.recorded(step, number)
-        for place, trajectory in enumerate(group.trajectories):
-            if trajectory.member == member:
-                return Recorded(step=step, number=number, group=group, place=place)
-        raise RecordError(f"group {number} of step {step} has no member {member}")
+        if not 0 <= place < len(group.trajectories):
+            raise RecordError(f"group {number} of step {step} has no trajectory {place}")
+        return Recorded(step=step, number=number, group=group, place=place)
 
     def _decode(self, step: int) -> Decode | None:
         """The tokenizer is looked for until there is one: a run may write it while it is viewed."""

@@ -41,17 +41,17 @@ def export(
 
 def _answers(details: Details, row: Row, depths: Sequence[str]) -> Iterator[tuple[str, Any]]:
     step, number = row["step"], row["number"]
-    members = [member["member"] for member in row["members"]]
+    places = [member["place"] for member in row["members"]]
     yield f"group/{step}/{number}", details.group(step, number)
-    for member in members:
-        place = f"{step}/{number}/{member}"
-        yield f"trajectory/{place}", details.trajectory(step, number, member)
-        for other in members:
-            found = details.difference(step, number, member, other)
-            yield f"difference/{place}/{other}", found
+    for place in places:
+        at = f"{step}/{number}/{place}"
+        yield f"trajectory/{at}", details.trajectory(step, number, place)
+        for other in places:
+            found = details.difference(step, number, place, other)
+            yield f"difference/{at}/{other}", found
         for depth in depths:
-            one = details.episode(step, number, member)
-            yield f"replay/{depth}/{place}", _replayed(details, depth, one)
+            one = details.episode(step, number, place)
+            yield f"replay/{depth}/{at}", _replayed(details, depth, one)
 
 
 def _replayed(details: Details, depth: str, one: Any) -> dict[str, Any]:

@@ -124,6 +124,7 @@ def _rows(store: ParquetStore, step: int) -> Iterator[Row]:
             "faults": first["faults"],
             "members": [
                 {
+                    "place": place,
                     "member": row["member"],
                     "reward": row["reward"],
                     "passed": row["passed"],
@@ -133,9 +134,9 @@ def _rows(store: ParquetStore, step: int) -> Iterator[Row]:
                     "tokens": row["tokens"],
                     "sampled": row["sampled"],
                     "tools": row["tools"],
-                    "silent": silent.get((number, row["member"])),
+                    "silent": silent.get((number, row["id"])),
                 }
-                for row in whole
+                for place, row in enumerate(whole)
                 if row["id"] is not None
             ],
         }
@@ -173,13 +174,13 @@ def _parents(column: Any) -> Any:
     return np.asarray(compute.list_parent_indices(column))
 
 
-def _silent(store: ParquetStore, step: int) -> dict[tuple[int, int], str]:
-    """Why members gave no gradient, by group and member; nothing if the step was not learned."""
+def _silent(store: ParquetStore, step: int) -> dict[tuple[int, str], str]:
+    """Why trajectories gave no gradient, by group and id; nothing if the step was not learned."""
     try:
         lessons, _ = store.lessons(step)
     except RecordError:
         return {}
-    return {(one.group, one.member): one.silent for one in lessons if one.silent}
+    return {(one.group, one.trajectory_id): one.silent for one in lessons if one.silent}
 
 
 def _fits(row: Row, wanted: Wanted) -> bool:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,21 @@ def test_everything_can_be_reached_by_keys(page: Any, serve: Serve, tmp_path: Pa
     page.wait_for_selector("dialog[open] >> text=next colouring")
 
 
+def test_every_part_of_a_forked_talk_can_be_opened(page: Any, serve: Serve, tmp_path: Path) -> None:
+    forked = a_group(said="s", reply="r", rewards=(1.0, 1.0, 0.0), task="forked")
+    first, second, other = forked.trajectories
+    parts = (first, replace(second, member=0), replace(other, member=1))
+    at = serve(a_run(tmp_path / "run", replace(forked, trajectories=parts)))
+    shown = goto(page, at, "#/group/0/1", "Side by side")
+    assert "member 0, part 1" in shown and "member 0, part 2" in shown and "member 1" in shown
+    page.click("a:text-is('member 0, part 2')")
+    page.wait_for_selector("section.turn")
+    sampled = [token.inner_text().strip() for token in page.query_selector_all("span.model")]
+    assert sampled == ["6", "7", "6", "8"], "the second part's own ids"
+    page.keyboard.press("n")
+    page.wait_for_selector("h1:has-text('member 1')")
+
+
 def test_the_strip_tells_each_tokens_author_and_numbers(
     page: Any, serve: Serve, tmp_path: Path
 ) -> None:
@@ -393,8 +409,8 @@ def test_nobody_else_is_answered(serve: Serve, tmp_path: Path) -> None:
         "api/groups?foo=1": "foo",
         "api/group/0/9": "no group 9",
         "api/group/7/0": "does not exist",
-        "api/trajectory/0/0/9": "no member 9",
-        "api/difference/0/0/0/9": "no member 9",
+        "api/trajectory/0/0/9": "no trajectory 9",
+        "api/difference/0/0/0/9": "no trajectory 9",
     }
     for place, named in wrong.items():
         answer = httpx.get(at + place)

@@ -228,7 +228,7 @@ function row(row) {
 
 function chip(row, m) {
   const mark = m.reward == null ? "!" : m.passed ? "✓" : "✗";
-  return el("a", { class: `chip ${m.passed ? "good" : "bad"}`, href: `#/episode/${row.step}/${row.number}/${m.member}`,
+  return el("a", { class: `chip ${m.passed ? "good" : "bad"}`, href: `#/episode/${row.step}/${row.number}/${m.place}`,
     title: `member ${m.member}, ${m.ending}` }, `${mark} ${m.reward == null ? "" : brief(m.reward)}`);
 }
 
@@ -236,25 +236,31 @@ function chip(row, m) {
 
 async function groupPage(step, number, query) {
   const group = await source.group(step, number);
-  const members = group.members.map((m) => m.member);
+  const members = group.members.map((m) => m.place);
   const left = Number(query.get("left") ?? members[0]), right = Number(query.get("right") ?? members[1]);
   const compared = el("div", {});
   if (members.length > 1) compared.append(el("div", {}, await difference(group, left, right)));
   const pick = (name, value) => el("select", { "aria-label": name, change: (event) => {
     const chosen = { left, right, [name]: event.target.value };
     location.hash = `#/group/${step}/${number}?${new URLSearchParams(chosen)}`;
-  } }, members.map((member) => el("option", { value: member, selected: member === value }, `member ${member}`)));
+  } }, group.members.map((m) => el("option", { value: m.place, selected: m.place === value }, named(m, group.members))));
   return [
     el("h1", {}, `task ${group.task_id}`),
     group.faults.map((fault) => el("p", { class: "bad" }, `! a member was lost: ${fault}`)),
     group.task && folded("what was asked", messages(group.task.prompt)),
     table(["member", "worth", "advantage by turn", "ending", "turns", "sampled tokens", "gradient"], group.members.map((m) => [
-      el("a", { href: `#/episode/${step}/${number}/${m.member}`, "data-item": true }, `member ${m.member}`),
+      el("a", { href: `#/episode/${step}/${number}/${m.place}`, "data-item": true }, named(m, group.members)),
       worth(m.verdict), m.lesson ? m.lesson.advantages.map(brief).join(", ") : "not learned from",
       m.ending, m.turns.length, m.turns.reduce((sum, turn) => sum + turn.sampled, 0), gradient(m.lesson),
     ])),
     members.length > 1 && [el("h2", {}, "Side by side"), el("p", {}, pick("left", left), " ", pick("right", right)), compared],
   ];
+}
+
+// An agent program's forked talk leaves several trajectories of one member.
+function named(m, members) {
+  const own = members.filter((other) => other.member === m.member);
+  return `member ${m.member}${own.length > 1 ? `, part ${own.indexOf(m) + 1}` : ""}`;
 }
 
 function gradient(lesson) {
@@ -264,7 +270,7 @@ function gradient(lesson) {
 
 async function difference(group, left, right) {
   const found = await source.difference(group.step, group.number, left, right);
-  const pair = [left, right].map((member) => group.members.find((m) => m.member === member).turns);
+  const pair = [left, right].map((place) => group.members[place].turns);
   return [
     el("p", {}, found.parts_at == null ? "They are the same." : `They part at turn ${found.parts_at}.`),
     found.turns.map((turn, n) => el("div", { class: turn.turn === found.parts_at ? "turn parts" : "turn", tabindex: -1, "data-item": true },
@@ -276,9 +282,9 @@ async function difference(group, left, right) {
 
 // ------------------------------------------------------------------ a trajectory
 
-async function episodePage(step, number, member) {
-  const one = await source.trajectory(step, number, member);
-  const near = (by) => { const to = one.members[one.members.indexOf(member) + by]; return to != null && (() => { location.hash = `#/episode/${step}/${number}/${to}`; }); };
+async function episodePage(step, number, place) {
+  const one = await source.trajectory(step, number, place);
+  const near = (by) => { const to = place + by; return to >= 0 && to < one.count && (() => { location.hash = `#/episode/${step}/${number}/${to}`; }); };
   const strips = [], results = el("div", {}), legend = el("p", { class: "soft" });
   const paint = () => { strips.forEach((strip) => strip.paint()); legend.replaceChildren(LEGENDS[colouring]); pick.value = colouring; };
   const pick = el("select", { "aria-label": "colour tokens by", change: () => { colouring = pick.value; paint(); } },
@@ -300,7 +306,7 @@ async function episodePage(step, number, member) {
   const rung = (depth) => el("button", { type: "button", click: async () => {
     results.replaceChildren(el("p", {}, `${depth} …`));
     try {
-      const told = await source.replay(depth, step, number, member);
+      const told = await source.replay(depth, step, number, place);
       results.replaceChildren(el("p", { class: told.same ? "good" : "bad" }, told.drift ? "✓ reforward" : told.same ? `✓ ${depth}: as recorded` : `✗ ${depth}: not as recorded`),
         told.lines.length ? long(told.lines.join("\n")) : "");
       if (told.drift) { drift.values = told.drift; colouring = "drift"; paint(); }
@@ -308,7 +314,7 @@ async function episodePage(step, number, member) {
   } }, depth);
   const { components, step_rewards: steps, note } = one.verdict;
   const body = [
-    el("h1", {}, `task ${one.task_id}, member ${member}`),
+    el("h1", {}, `task ${one.task_id}, member ${one.member}`),
     el("p", {}, worth(one.verdict), ` · ${one.ending} · ${one.turns.length} turns · ${sampled} sampled tokens · seed ${one.seed}`),
     facts([["verdict's parts", Object.entries(components).map(([name, value]) => `${name} ${brief(value)}`).join(", ")],
       ["rewards by turn", steps.map(brief).join(", ")], ["note", note], ["gradient", one.lesson && gradient(one.lesson)],
@@ -414,7 +420,7 @@ async function show() {
   const [kind, ...numbers] = place.split("/");
   const at = numbers.map(Number), asked = new URLSearchParams(query || "");
   const pages = { "": () => overview(asked), group: () => groupPage(at[0], at[1], asked), episode: () => episodePage(...at) };
-  const path = [["run", "#/"], kind && at.length > 1 && [`step ${at[0]}, group ${at[1]}`, `#/group/${at[0]}/${at[1]}`], kind === "episode" && [`member ${at[2]}`, location.hash]].filter(Boolean);
+  const path = [["run", "#/"], kind && at.length > 1 && [`step ${at[0]}, group ${at[1]}`, `#/group/${at[0]}/${at[1]}`], kind === "episode" && [`trajectory ${at[2]}`, location.hash]].filter(Boolean);
   document.getElementById("path").replaceChildren(...path.flatMap(([name, href], n) => [n ? " › " : "", el("a", { href }, name)]));
   document.getElementById("token").replaceChildren();
   const asking = location.hash, main = document.getElementById("main");
