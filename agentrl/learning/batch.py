@@ -18,7 +18,7 @@ from agentrl.learning.plan import common_prefix
 from agentrl.types import Ending, Group, Trajectory
 
 FORMAT = "agentrl.batch.1"
-_BY_ROW = ("lengths", "groups")
+_BY_ROW = ("lengths", "groups", "episodes")
 _DTYPES = {
     "input_ids": torch.int64,
     "lengths": torch.int64,
@@ -29,6 +29,7 @@ _DTYPES = {
     "versions": torch.int64,
     "turns": torch.int64,
     "ref_logprobs": torch.float32,
+    "episodes": torch.int64,
 }
 
 
@@ -39,8 +40,9 @@ class Batch:
     `input_ids` int64 [T], `lengths` int64 [B] (their sum is T), `groups` int64 [B] (the group of
     each row), `action_mask` bool [T] (tokens that are trained), `behavior_logprobs` fp32 [T] (nats;
     NaN where there is none), `advantages` fp32 [T], `versions` and `turns` int64 [T] (-1 at
-    observations), `ref_logprobs` fp32 [T] if they are known already. Whatever stands where the
-    mask is False is never read.
+    observations), `ref_logprobs` fp32 [T] if they are known already, `episodes` int64 [B] the
+    episode of each row, where one has several segments (None: each row is an episode). Whatever
+    stands where the mask is False is never read.
 
     Raises ValueError when shapes or dtypes don't agree, a row is empty, or begins with an action.
     """
@@ -54,6 +56,7 @@ class Batch:
     versions: Tensor
     turns: Tensor
     ref_logprobs: Tensor | None = None
+    episodes: Tensor | None = None
 
     def __post_init__(self) -> None:
         rows, tokens = self.lengths.numel(), int(self.lengths.sum())
@@ -78,6 +81,11 @@ class Batch:
     def rows(self) -> Tensor:
         """The row of each token, int64 [T]."""
         return torch.repeat_interleave(torch.arange(len(self.lengths)), self.lengths)
+
+    @property
+    def episode_of_rows(self) -> Tensor:
+        """The episode of each row, int64 [B]: segments of one share its verdict and its weight."""
+        return torch.arange(len(self.lengths)) if self.episodes is None else self.episodes
 
     def prefixes(self) -> dict[int, int]:
         """How many ids the rows of each group begin with in common."""
@@ -139,7 +147,7 @@ def collate(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Batch:
     rows = [
         _row(
             trajectory,
-            number,
+            (number, trajectory.member),
             advantages,
             trained=not (algorithm.mask_truncated and trajectory.ending is not Ending.ANSWERED),
             scored=needs_behavior(algorithm),
@@ -157,7 +165,13 @@ def supervised_batch(trajectories: Sequence[Trajectory]) -> Batch:
     """Trajectories to be imitated: every action has advantage 1, logprobs may be missing."""
     return _concatenate(
         [
-            _row(trajectory, number, (1.0,) * len(trajectory.turns), trained=True, scored=False)
+            _row(
+                trajectory,
+                (number, 0),
+                (1.0,) * len(trajectory.turns),
+                trained=True,
+                scored=False,
+            )
             for number, trajectory in enumerate(trajectories)
             if trajectory.turns
         ]
@@ -172,7 +186,7 @@ def needs_behavior(algorithm: AlgorithmConfig) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     input_ids: Sequence[int]
-    group: int
+    place: tuple[int, int]
     action_mask: Sequence[bool]
     behavior_logprobs: Sequence[float]
     advantages: Sequence[float]
@@ -182,16 +196,17 @@ class _Row:
 
 def _row(
     trajectory: Trajectory,
-    group: int,
+    place: tuple[int, int],
     advantages: Sequence[float],
     *,
     trained: bool,
     scored: bool,
 ) -> _Row:
+    """`place` is the group, and the member in it."""
     turns = list(_turn_of_each_token(trajectory))
     return _Row(
         input_ids=trajectory.token_ids,
-        group=group,
+        place=place,
         action_mask=[trained and turn >= 0 for turn in turns],
         behavior_logprobs=list(_logprobs(trajectory, needed=trained and scored)),
         advantages=[advantages[turn] if turn >= 0 else 0.0 for turn in turns],
@@ -224,10 +239,12 @@ def _concatenate(rows: Sequence[_Row]) -> Batch:
         values = chain.from_iterable(getattr(row, name) for row in rows)
         return torch.tensor(list(values), dtype=_DTYPES[name])
 
+    places = {place: number for number, place in enumerate(dict.fromkeys(r.place for r in rows))}
     return Batch(
         input_ids=joined("input_ids"),
         lengths=torch.tensor([len(row.input_ids) for row in rows], dtype=torch.int64),
-        groups=torch.tensor([row.group for row in rows], dtype=torch.int64),
+        groups=torch.tensor([row.place[0] for row in rows], dtype=torch.int64),
+        episodes=torch.tensor([places[row.place] for row in rows], dtype=torch.int64),
         action_mask=joined("action_mask"),
         behavior_logprobs=joined("behavior_logprobs"),
         advantages=joined("advantages"),

@@ -32,16 +32,18 @@ class Known:
 
 
 def kl_penalty(batch: Batch, distance_T: Tensor, algorithm: AlgorithmConfig) -> Tensor:
-    """What the k1 KL of whole trajectories takes from their centred rewards, fp32 [T].
+    """What the k1 KL of whole episodes takes from their centred rewards, fp32 [T].
 
     A KL in the reward goes through the baseline like the reward does; centring is linear, so
     its part can be centred alone.
     """
-    rows, mask = batch.rows, batch.action_mask
-    sums = torch.zeros(len(batch.lengths)).index_add(0, rows[mask], distance_T[mask])
-    trained = torch.bincount(rows[mask], minlength=len(batch.lengths)) > 0
+    episodes, mask = batch.episode_of_rows[batch.rows], batch.action_mask
+    count = len(batch.episode_of_rows) and int(batch.episode_of_rows.max()) + 1
+    sums = torch.zeros(count).index_add(0, episodes[mask], distance_T[mask])
+    trained = torch.bincount(episodes[mask], minlength=count) > 0
+    groups = torch.full((count,), -1).index_put((batch.episode_of_rows,), batch.groups)
     penalty = torch.zeros_like(sums)
     for group in batch.groups.unique():
-        members = (batch.groups == group) & trained
+        members = (groups == group) & trained
         penalty[members] = torch.tensor(centre(sums[members].tolist(), algorithm.baseline))
-    return algorithm.kl_coef * penalty[rows]
+    return algorithm.kl_coef * penalty[episodes]

@@ -111,7 +111,9 @@ def layout_of(ids: Tensor, lengths: Sequence[int], groups: Sequence[int] | None)
         for start, _ in spans[1:]:
             kept[start : start + shared] = False
             place[start : start + shared] = torch.arange(first, first + shared)
-        together.append(([(a + shared, b) for a, b in spans], (first, first + shared)))
+        own = [(a + shared, b) for a, b in spans]
+        for part in alike([end - start for start, end in own]):
+            together.append(([own[r] for r in sorted(part)], (first, first + shared)))
     number = kept.cumsum(0) - 1
     position = torch.cat([torch.arange(length) for length in lengths])
     parts = alike([end - start for start, end in alone])

@@ -297,8 +297,9 @@ class PolicyLearner:
     def _weights(self, batch: Batch) -> Tensor:
         """What each token counts, fp32 [T]."""
         weights, mask = torch.zeros_like(batch.advantages), batch.action_mask
+        rows = batch.rows[mask]
         weights[mask] = token_weights(
-            batch.rows[mask], batch.groups[batch.rows[mask]], self._algorithm
+            batch.episode_of_rows[rows], batch.groups[rows], self._algorithm
         )
         return weights
 

@@ -53,24 +53,24 @@ class TokenLoss:
     cut: Tensor
 
 
-def token_weights(rows: Tensor, groups: Tensor, algorithm: AlgorithmConfig) -> Tensor:
+def token_weights(episodes: Tensor, groups: Tensor, algorithm: AlgorithmConfig) -> Tensor:
     """The weight of each trained token in the loss, from the counts of the whole batch.
 
-    `rows` and `groups` int64 [N] are each token's trajectory and group; R counts the trajectories
-    that have a trained token, P such groups. `token_mean` (2503.14476): 1 / N; `sequence_mean`
-    (2402.03300): 1 / (R * length); `prompt_mean` (2510.13786): 1 / (P * tokens of the group);
-    `constant` (2503.20783): 1 / (R * L); `sequence_sum` (2402.14740): 1 / R. A preference is taken
-    of whole trajectories and counts its pairs itself: 1.
+    `episodes` and `groups` int64 [N] are each token's episode (of all its segments) and group; R
+    counts the episodes that have a trained token, P such groups. `token_mean` (2503.14476): 1 / N;
+    `sequence_mean` (2402.03300): 1 / (R * length); `prompt_mean` (2510.13786): 1 / (P * tokens of
+    the group); `constant` (2503.20783): 1 / (R * L); `sequence_sum` (2402.14740): 1 / R. A
+    preference is taken of whole episodes and counts its pairs itself: 1.
     """
-    ones = torch.ones(len(rows), dtype=torch.float32, device=rows.device)
-    if not len(rows) or algorithm.objective == "preference":
+    ones = torch.ones(len(episodes), dtype=torch.float32, device=episodes.device)
+    if not len(episodes) or algorithm.objective == "preference":
         return ones
-    lengths = _sizes(rows)
+    lengths = _sizes(episodes)
     match algorithm.aggregation:
         case "token_mean":
-            return ones / len(rows)
+            return ones / len(episodes)
         case "sequence_mean":
-            return ones / (lengths.count_nonzero() * lengths[rows])
+            return ones / (lengths.count_nonzero() * lengths[episodes])
         case "prompt_mean":
             sizes = _sizes(groups)
             return ones / (sizes.count_nonzero() * sizes[groups])

@@ -1,6 +1,6 @@
-"""Preferences within a group: DPO as coefficients on the logprobs of whole trajectories.
+"""Preferences within a group: DPO as coefficients on the logprobs of whole episodes.
 
-The gradient of DPO at the weights as they are is a fixed number for each trajectory times the
+The gradient of DPO at the weights as they are is a fixed number for each episode times the
 gradient of its logprob. So a preference is learned through the same packed micro-batches as every
 other algorithm, and the rows of a pair need not meet in one of them.
 """
@@ -15,7 +15,7 @@ from agentrl.learning.batch import Batch
 
 
 def pairs_of(groups: Sequence[int], rewards: Sequence[float]) -> list[tuple[int, int]]:
-    """Every (better, worse) pair of rows that are in the same group, by their rewards."""
+    """Every (better, worse) pair of episodes that are in the same group, by their rewards."""
     rows = range(len(groups))
     return [
         (a, b) for a in rows for b in rows if groups[a] == groups[b] and rewards[a] > rewards[b]
@@ -25,9 +25,9 @@ def pairs_of(groups: Sequence[int], rewards: Sequence[float]) -> list[tuple[int,
 def preference_coefficients(
     gains: Tensor, pairs: Sequence[tuple[int, int]], beta: float
 ) -> tuple[Tensor, float]:
-    """How much each row's logprob is to rise, fp32 [B], and the loss (2305.18290 equation 7).
+    """How much each episode's logprob is to rise, fp32 [E], and the loss (2305.18290 equation 7).
 
-    `gains` [B] is log policy - log reference of each row's whole trajectory. The loss is the mean
+    `gains` [E] is log policy - log reference of each whole episode. The loss is the mean
     over the pairs of -log sigmoid(beta (gain of the better - gain of the worse)); the coefficient
     of a pair is beta sigmoid(-beta (...)), up for the better and down for the worse. No pairs: 0.
     """
@@ -44,16 +44,19 @@ def preference_coefficients(
 def preferred(
     batch: Batch, policy_T: Tensor, reference_T: Tensor, beta: float
 ) -> tuple[Tensor, float]:
-    """The coefficient of each token of a batch whose advantages rank its rows, fp32 [T]; the loss.
+    """The coefficient of each token, fp32 [T], where advantages rank the episodes; the loss.
 
-    `policy_T` and `reference_T` are logprobs; what stands outside the mask is never read. Rows
-    without a trained token are in no pair.
+    `policy_T` and `reference_T` are logprobs; what stands outside the mask is never read. Segments
+    of an episode add up. Episodes without a trained token are in no pair.
     """
-    rows, mask = batch.rows, batch.action_mask
-    gains = torch.zeros(len(batch.lengths)).index_add(0, rows[mask], (policy_T - reference_T)[mask])
-    trained = torch.bincount(rows[mask], minlength=len(gains)) > 0
-    last = torch.zeros(len(gains)).index_put((rows[mask],), batch.advantages[mask])
+    owners, mask = batch.episode_of_rows, batch.action_mask
+    of_tokens = owners[batch.rows]
+    count = int(owners.max()) + 1
+    gains = torch.zeros(count).index_add(0, of_tokens[mask], (policy_T - reference_T)[mask])
+    trained = torch.bincount(of_tokens[mask], minlength=count) > 0
+    last = torch.zeros(count).index_put((of_tokens[mask],), batch.advantages[mask])
     rewards = torch.where(trained, last, torch.nan)  # nothing is above or below it
-    pairs = pairs_of(batch.groups.tolist(), rewards.tolist())
+    groups = torch.full((count,), -1).index_put((owners,), batch.groups)
+    pairs = pairs_of(groups.tolist(), rewards.tolist())
     coefficients, loss = preference_coefficients(gains, pairs, beta)
-    return coefficients[rows], loss
+    return coefficients[of_tokens], loss
