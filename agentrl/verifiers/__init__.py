@@ -6,6 +6,8 @@ never a reward.
 
 from agentrl.verifiers.answers import ChoiceMatch, ExactMatch, F1Match, NumericMatch
 from agentrl.verifiers.boxes import last_boxed
+from agentrl.verifiers.json_match import JsonMatch, strict_json
+from agentrl.verifiers.killable import KillablePool, Reply
 from agentrl.verifiers.math import MathMatch
 from agentrl.verifiers.parts import FormatPart, Submitted, Weighted
 from agentrl.verifiers.unit_tests import Case, Suite, UnitTests, code_of
@@ -16,12 +18,16 @@ __all__ = [
     "ExactMatch",
     "F1Match",
     "FormatPart",
+    "JsonMatch",
+    "KillablePool",
     "MathMatch",
     "NumericMatch",
+    "Reply",
     "Submitted",
     "Suite",
     "UnitTests",
     "Weighted",
     "code_of",
     "last_boxed",
+    "strict_json",
 ]
