@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from agentrl.cli import checks, inspection, replay, view, workshop
+from agentrl.cli import checks, inspection, plan, replay, view, workshop
 from agentrl.cli.options import (
     Json,
     Model,
@@ -166,6 +166,7 @@ def rollout(
 
 
 inspection.register(app)
+plan.register(app)
 workshop.register(app)
 replay.register(app)
 view.register(app)

@@ -17,7 +17,7 @@ LAYERS = {
     "learning": 3, "engines": 3, "models": 3,
     "train": 4, "evaluate": 4,
     "build": 5, "rebuild": 5, "offline": 5, "cli": 5, "report": 5, "doctor": 5, "show": 5,
-    "viewer": 5,
+    "planning": 5, "viewer": 5,
     "testing": 2,
 }  # fmt: skip
 HEAVY = {"torch", "transformers", "vllm", "docker", "pyarrow"}
