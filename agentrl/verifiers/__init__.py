@@ -6,7 +6,9 @@ never a reward.
 
 from agentrl.verifiers.answers import ChoiceMatch, ExactMatch, F1Match, NumericMatch
 from agentrl.verifiers.boxes import last_boxed
+from agentrl.verifiers.endpoint import ChatEndpoint
 from agentrl.verifiers.json_match import JsonMatch, strict_json
+from agentrl.verifiers.judge import Judge, PairwiseJudge
 from agentrl.verifiers.killable import KillablePool, Reply
 from agentrl.verifiers.math import MathMatch
 from agentrl.verifiers.parts import FormatPart, Submitted, Weighted
@@ -14,14 +16,17 @@ from agentrl.verifiers.unit_tests import Case, Suite, UnitTests, code_of
 
 __all__ = [
     "Case",
+    "ChatEndpoint",
     "ChoiceMatch",
     "ExactMatch",
     "F1Match",
     "FormatPart",
     "JsonMatch",
+    "Judge",
     "KillablePool",
     "MathMatch",
     "NumericMatch",
+    "PairwiseJudge",
     "Reply",
     "Submitted",
     "Suite",
