@@ -197,6 +197,14 @@ class Sandbox(Protocol):
         """Write a file of the workspace, with its folders. Raises ToolError: outside, or full."""
         ...
 
+    async def snapshot(self, *, max_bytes: int) -> bytes:
+        """The workspace's regular files and folders, for `SandboxSpec.snapshot`: equal if they are.
+
+        Links and other special files are left out. Raises ToolError: a file that can't be read,
+        or more than `max_bytes` together.
+        """
+        ...
+
 
 class SandboxProvider(Protocol):
     """Opens sandboxes of one kind."""

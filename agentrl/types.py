@@ -212,6 +212,7 @@ class SandboxSpec:
     """What a sandbox holds and what its processes may use.
 
     `files` maps paths (relative to the workspace) to contents laid down before the first call.
+    `snapshot` is what the workspace holds before them: bytes that `Sandbox.snapshot` gave.
     `egress` lists host names that may be reached; empty means no network at all.
 
     Raises ValueError for a path that is absolute or leaves the workspace, and for a limit <= 0.
@@ -219,6 +220,7 @@ class SandboxSpec:
 
     image: str = "python"
     files: Mapping[str, bytes] = field(default_factory=lambda: _EMPTY)
+    snapshot: bytes = field(default=b"", repr=False)
     memory_mb: int = 512
     cpus: float = 1.0
     processes: int = 64

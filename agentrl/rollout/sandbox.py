@@ -75,6 +75,10 @@ class SandboxOnDemand:
         """See `protocols.Sandbox`."""
         await (await self.opened()).write_file(path, data)
 
+    async def snapshot(self, *, max_bytes: int) -> bytes:
+        """See `protocols.Sandbox`."""
+        return await (await self.opened()).snapshot(max_bytes=max_bytes)
+
     async def _hold(self, opened: asyncio.Future[Sandbox]) -> None:
         try:
             with blaming(SandboxFault, "opening the sandbox"):

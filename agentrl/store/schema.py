@@ -84,6 +84,8 @@ _EVENT = pa.struct(
 )
 # Not maps: `datasets` can't read those.
 _NUMBERS = pa.list_(pa.struct({"name": pa.string(), "value": pa.float64()}))
+_BYTES = ("files", "snapshot")
+"""Of a sandbox spec, kept in the column `files`: the snapshot under the name that no file has."""
 _FILES = pa.list_(pa.struct({"name": pa.string(), "value": pa.binary()}))
 
 COLUMNS = pa.schema(
@@ -151,7 +153,7 @@ def _task_row(task: Task | None) -> Row:
     if task is None:
         return {}
     spec = task.sandbox
-    limits = None if spec is None else {k: v for k, v in _fields(spec).items() if k != "files"}
+    limits = None if spec is None else {k: v for k, v in _fields(spec).items() if k not in _BYTES}
     public = {
         "id": task.id,
         "prompt": [_message_row(m) for m in task.prompt],
@@ -164,7 +166,8 @@ def _task_row(task: Task | None) -> Row:
         text = json.dumps(public)
     except (TypeError, ValueError):
         return {}
-    return {"task": text, "files": [] if spec is None else _pairs(spec.files)}
+    files = {} if spec is None else {**spec.files, **({"": spec.snapshot} if spec.snapshot else {})}
+    return {"task": text, "files": _pairs(files)}
 
 
 def _trajectory_row(trajectory: Trajectory) -> Row:
@@ -279,7 +282,9 @@ def _task(row: Row) -> Task | None:
     public = json.loads(row["task"])
     limits: Row | None = public["sandbox"]
     if limits is not None:
-        limits = limits | {"egress": tuple(limits["egress"]), "files": _mapping(row["files"])}
+        files = _mapping(row["files"])
+        held = {"snapshot": files.pop("", b""), "files": files}
+        limits = limits | held | {"egress": tuple(limits["egress"])}
     return Task(
         id=public["id"],
         prompt=_messages(public["prompt"]),

@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.errors import ToolError
 from agentrl.protocols import Isolation, Sandbox, SandboxProvider, Script, Split, Tool, Verifier
+from agentrl.snapshot import Entry, pack, unpack
 from agentrl.types import (
     ActionTokens,
     Episode,
@@ -206,6 +207,14 @@ class FakeSandbox:
         self.log.append(f"write {path}")
         self.files[path] = data
 
+    async def snapshot(self, *, max_bytes: int) -> bytes:
+        """The files, packed."""
+        self.log.append("snapshot")
+        packed = pack(Entry(path=path, data=data) for path, data in self.files.items())
+        if sum(map(len, self.files.values())) > max_bytes:
+            raise ToolError(f"the workspace is larger than {max_bytes} bytes")
+        return packed
+
 
 @dataclass(slots=True)
 class FakeSandboxes:
@@ -227,7 +236,8 @@ class FakeSandboxes:
         self.log.append("open")
         self.open_now += 1
         try:
-            yield FakeSandbox(log=self.log, files=dict(spec.files), run=self.run)
+            kept = {e.path: e.data for e in unpack(spec.snapshot) if e.data is not None}
+            yield FakeSandbox(log=self.log, files={**kept, **spec.files}, run=self.run)
         finally:
             await asyncio.sleep(0)
             self.open_now -= 1

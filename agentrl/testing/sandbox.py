@@ -10,9 +10,11 @@ import platform
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
-from agentrl.errors import SandboxFault, SandboxLost, ToolError
+from agentrl.errors import ConfigError, SandboxFault, SandboxLost, ToolError
 from agentrl.protocols import Sandbox, SandboxProvider
+from agentrl.snapshot import unpack
 from agentrl.types import ExecResult, SandboxSpec
 
 SandboxCheck = Callable[[SandboxProvider], Awaitable[None]]
@@ -264,6 +266,67 @@ async def the_file_api_stays_in_the_workspace(provider: SandboxProvider) -> None
         assert await sandbox.read_file("large", max_bytes=100) == b"x" * 100
 
 
+async def a_snapshot_starts_another(provider: SandboxProvider) -> None:
+    """Files, folders and permissions come back; equal workspaces have equal snapshots."""
+    async with _opened(provider) as sandbox:
+        made = await _sh(
+            sandbox,
+            "mkdir -p empty deep/er; echo é > 'deep/er/é x'; printf '#!/bin/sh\necho runs' > run;"
+            "chmod 755 run; chmod 500 deep/er; chmod 600 in/a.txt; ln -s /usr link; mkfifo pipe;"
+            "head -c 3000000 /dev/zero > big",
+        )
+        assert made.exit_code == 0, made
+        taken = await sandbox.snapshot(max_bytes=8 << 20)
+        assert await sandbox.snapshot(max_bytes=8 << 20) == taken
+        await _refused(sandbox.snapshot(max_bytes=1000), "a small snapshot")
+        held = {entry.path: (entry.mode, entry.data) for entry in unpack(taken)}
+        assert held["in/a.txt"] == (0o600, b"\xff\x00hello"), held["in/a.txt"]
+        assert set(held) == {
+            "big",
+            "deep",
+            "deep/er",
+            "deep/er/é x",
+            "empty",
+            "in",
+            "in/a.txt",
+            "run",
+        }
+        await _sh(sandbox, "echo changed > run")
+    spec = replace(SPEC, files={"more": b"+"}, snapshot=taken)
+    async with provider.session(spec) as one, provider.session(spec) as other:
+        for sandbox in (one, other):
+            done = await _sh(
+                sandbox, "./run; cat 'deep/er/é x' more; stat -c %a deep/er in/a.txt; ls"
+            )
+            assert done.stdout == (
+                "runs\né\n+500\n600\nbig\ndeep\nempty\nin\nmore\nrun\n".encode()
+            ), done
+        await _sh(one, "rm more")
+        assert await one.snapshot(max_bytes=8 << 20) == taken
+        assert await other.snapshot(max_bytes=8 << 20) != taken
+
+
+async def a_snapshot_says_what_it_can_not_hold(provider: SandboxProvider) -> None:
+    """What can't be read or told is an error that the agent has made; the session goes on."""
+    async with _opened(provider) as sandbox:
+        for harm, mend in (
+            ("chmod 0 in/a.txt", "chmod 600 in/a.txt"),
+            ("mkdir shut; chmod 0 shut", "rmdir shut"),
+            ("cd in; for n in $(seq 21000); do : > $n; done", "rm in/[0-9]*"),
+            ("printf x > \"$(printf '\\377')\"", "rm -f ?"),
+        ):
+            await _sh(sandbox, harm)
+            await _refused(sandbox.snapshot(max_bytes=1 << 20), harm)
+            await _sh(sandbox, f"{mend} || find in -name '[0-9]*' -delete")
+            assert (await _sh(sandbox, "echo on")).stdout == b"on\n"
+        assert await sandbox.snapshot(max_bytes=1 << 20)
+    try:
+        async with provider.session(replace(SPEC, snapshot=b"no tar")):
+            raise AssertionError("it must not open")
+    except ConfigError:
+        return
+
+
 async def sandboxes_share_nothing(provider: SandboxProvider) -> None:
     """Each starts empty, whatever others leave and while they live."""
     async with _opened(provider) as sandbox:
@@ -317,6 +380,8 @@ SANDBOX_CHECKS: tuple[SandboxCheck, ...] = (
     the_supervisor_can_not_be_starved,
     nothing_of_the_host_shines_through,
     the_file_api_stays_in_the_workspace,
+    a_snapshot_starts_another,
+    a_snapshot_says_what_it_can_not_hold,
     sandboxes_share_nothing,
     a_call_that_is_given_up_ends_the_channel,
     many_at_once_and_nothing_left,

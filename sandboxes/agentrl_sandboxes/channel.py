@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Protocol
 
-from agentrl.errors import SandboxFault, SandboxLost, ToolError
+from agentrl.errors import ConfigError, SandboxFault, SandboxLost, ToolError
+from agentrl.snapshot import Entry, pack, unpack
 from agentrl.types import ExecResult, SandboxSpec
 
 NOBODY = 65534
@@ -20,6 +21,10 @@ START_TIMEOUT_S = 20.0
 GRACE_S = 10.0
 """How long past a command's own limit the supervisor may take to answer."""
 MAX_ANSWER_BYTES = 64 << 20
+MOST_FILES = 20_000
+"""In a snapshot, folders too."""
+FILE_MODE = 0o644
+"""What a file has that was just written."""
 PART_BYTES = 1 << 20
 """Files travel in parts: the supervisor's memory is the sandbox's own."""
 
@@ -55,6 +60,8 @@ class SupervisedSandbox:
     async def begin(self) -> None:
         """Wait for the supervisor and lay down the spec's files. Raises SandboxFault, ToolError."""
         await self._request({"op": "ping"}, timeout_s=START_TIMEOUT_S)
+        if self._spec.snapshot:
+            await self._restore(self._spec.snapshot)
         for path, data in self._spec.files.items():
             await self.write_file(path, data)
 
@@ -112,6 +119,37 @@ class SupervisedSandbox:
         for start in range(0, max(1, len(data)), PART_BYTES):
             part = base64.b64encode(data[start : start + PART_BYTES]).decode()
             await self._file({"op": "write", "path": path, "data": part, "append": start > 0})
+
+    async def snapshot(self, *, max_bytes: int) -> bytes:
+        """The workspace's regular files and folders, packed by the host. Raises ToolError."""
+        answer = await self._file({"op": "list", "path": ".", "most": MOST_FILES})
+        listed: list[tuple[str, int, int | None]] = answer["files"]
+        total = sum(size or 0 for _, _, size in listed)
+        if total > max_bytes:
+            raise ToolError(f"the workspace's {total} bytes are more than {max_bytes}")
+        entries: list[Entry] = []
+        for path, mode, size in listed:
+            data = None if size is None else await self.read_file(path, max_bytes=size)
+            entries.append(Entry(path=path, mode=mode, data=data))
+        return pack(entries)
+
+    async def _restore(self, snapshot: bytes) -> None:
+        """Lay down what it holds. Permissions come last, inner ones first: they may shut folders.
+
+        Raises ToolError when it does not fit, ConfigError when it is none.
+        """
+        try:
+            entries = unpack(snapshot)
+        except ValueError as error:
+            raise ConfigError(f"SandboxSpec.{error}") from None
+        for entry in entries:
+            if entry.data is not None:
+                await self.write_file(entry.path, entry.data)
+        for entry in reversed(entries):
+            folder = entry.data is None
+            if folder or entry.mode != FILE_MODE:
+                mode = {"op": "mode", "path": entry.path, "mode": entry.mode, "folder": folder}
+                await self._file(mode)
 
     async def _file(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if "\0" in request["path"]:

@@ -59,6 +59,8 @@ def main() -> None:
         "exec": run,
         "read": lambda request: as_nobody(read_file, request),
         "write": lambda request: as_nobody(write_file, request),
+        "list": lambda request: as_nobody(list_files, request),
+        "mode": lambda request: as_nobody(set_mode, request),
         "ping": lambda _: {},
     }
     while True:
@@ -341,6 +343,50 @@ def write_file(request: Request) -> Answer:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
         file.write(base64.b64decode(request["data"]))
+    return {}
+
+
+def list_files(request: Request) -> Answer:
+    """Regular files and folders of the workspace: path, permissions, size (of a folder: None).
+
+    No more than `most`, and only names that are text: whoever asks says what is missing.
+    """
+    found: list[tuple[str, int, int | None]] = []
+    for folder, folders, files, handle in os.fwalk(WORKSPACE, onerror=raise_it):
+        here = os.path.relpath(folder, WORKSPACE)
+        for name in (*folders, *files):
+            info = os.stat(name, dir_fd=handle, follow_symlinks=False)
+            is_folder = stat.S_ISDIR(info.st_mode)
+            if not is_folder and not stat.S_ISREG(info.st_mode):
+                continue
+            if len(found) >= request["most"]:
+                raise OSError(errno.EFBIG, f"more than {request['most']} files")
+            path = os.path.normpath(os.path.join(here, name))
+            path.encode()  # a name that is no text is a ValueError
+            found.append((path, stat.S_IMODE(info.st_mode), None if is_folder else info.st_size))
+    return {"files": found}
+
+
+def raise_it(error: OSError) -> None:
+    """A folder that can't be read must not look empty."""
+    raise error
+
+
+def set_mode(request: Request) -> Answer:
+    """Give a file or folder its permissions; a folder that is missing is made."""
+    folder, name = open_parent(request["path"], True)
+    try:
+        if request["folder"]:
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=folder)
+        kind = os.O_DIRECTORY if request["folder"] else os.O_NONBLOCK
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | kind, dir_fd=folder)
+    finally:
+        os.close(folder)
+    try:
+        os.fchmod(handle, request["mode"])
+    finally:
+        os.close(handle)
     return {}
 
 

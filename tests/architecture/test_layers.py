@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = {
-    "types": 0, "messages": 0, "errors": 0, "atomic": 0, "lesson": 0,
+    "types": 0, "messages": 0, "errors": 0, "atomic": 0, "lesson": 0, "snapshot": 0,
     "protocols": 1, "config": 1, "algorithms": 1,
     "agents": 2, "data": 2, "tools": 2, "rendering": 2, "parsing": 2, "rollout": 2, "grading": 2,
     "verifiers": 2, "store": 2, "replay": 2, "plugins": 2, "gym": 2, "metrics": 2, "alarms": 2,

@@ -110,6 +110,7 @@ SPECS = st.builds(
     SandboxSpec,
     image=TEXT,
     files=FILES,
+    snapshot=st.binary(max_size=9),
     memory_mb=st.integers(1, 4096),
     cpus=st.floats(0.1, 64),
     egress=st.lists(TEXT, max_size=2).map(tuple),
