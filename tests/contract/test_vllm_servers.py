@@ -186,10 +186,35 @@ async def test_with_no_server_left_requests_and_publishes_say_so() -> None:
             await engine.load(llama(1).named_parameters(), version=1)
 
 
+async def test_a_publish_waits_for_a_server_that_is_started_anew() -> None:
+    """Killed and restarted twice around a step and a publish: every request is answered once."""
+    async with pool(1) as (engine, replicas):
+        (replica,) = replicas
+        replica.delay_s = 0.3
+        step = asyncio.ensure_future(episodes(engine, 8))
+        for _ in range(2):
+            await asyncio.sleep(0.1)
+            await replica.stop()
+            await replica.start()
+        assert [a.token_ids for a in await step] == [(3, 4, 5, 6, 7)] * 8
+        await replica.stop()
+        publish = asyncio.ensure_future(InProcessWeightSync(engine).publish(Scored(llama(1), 4)))
+        await asyncio.sleep(0.5)
+        assert not publish.done()
+        await replica.start()
+        await publish
+        assert replica.version == "4" and replica.received == engine.fingerprint
+        assert {v for a in await episodes(engine, 4) for v in a.versions} == {4}
+
+
 async def test_what_a_server_must_be_started_with_is_checked_at_the_start() -> None:
     replica = StandIn()
     await replica.start()
-    cases = [({"servers": []}, "at least one"), ({"servers": [replica.url]}, "more than the 64")]
+    cases = [
+        ({}, "at least one"),
+        ({"servers": []}, "at least one"),
+        ({"servers": [replica.url]}, "more than the 64"),
+    ]
     for options, said in cases:
         with pytest.raises(ConfigError, match=said):
             async with VllmServersEngine(llama(), context_tokens=128, **options):

@@ -65,7 +65,7 @@ class VllmServersEngine:
         *,
         max_concurrent: int = 64,
         context_tokens: int = 2048,
-        servers: list[str],
+        servers: Sequence[str] = (),
         folder: str = "",
         request_timeout_s: float = 600.0,
         patience_s: float = 900.0,
@@ -146,8 +146,9 @@ class VllmServersEngine:
     async def load(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> str:
         """Publish to all replicas that serve, by a file; the fingerprint of what was given.
 
-        A replica that fails is left out until it has these weights. Raises WeightsNotApplied if
-        names or shapes are not the model's, a replica received something else, or none did.
+        A replica that fails is left out until it has these weights; where none serves, the first to
+        come back is waited for. Raises WeightsNotApplied if
+        names or shapes are not the model's, or none took it in `patience_s`.
         """
         async with self._publishing:
             path = self._scratch / f"weights-{version}-{len(self._published)}.safetensors"
@@ -157,10 +158,8 @@ class VllmServersEngine:
             await asyncio.gather(*(self._give(r, given) for r in self._replicas if r.serves))
             if before is not None:
                 before.unlink()
-            if not any(r.serves for r in self._replicas):
-                reasons = "; ".join(f"{r.url}: {r.lost or 'drained'}" for r in self._replicas)
-                raise WeightsNotApplied(f"version {version}: no vLLM server took it ({reasons})")
-            self.version, self.fingerprint = version, given
+            self.version, self.fingerprint, self._probe = version, given, None
+        await self._until_served()
         return given
 
     async def score(self, token_ids: Sequence[int], temperature: float) -> list[float]:
@@ -190,6 +189,18 @@ class VllmServersEngine:
         """Bring a drained replica back, as soon as it is healthy and has the newest weights."""
         (replica,) = (r for r in self._replicas if r.url == url.rstrip("/"))
         replica.lost, replica.drained = "it was drained", False
+
+    async def _until_served(self) -> None:
+        """Wait for a replica with the newest weights; `_watch` takes back what is healthy."""
+        try:
+            async with asyncio.timeout(self._patience_s), self._changed:
+                await self._changed.wait_for(lambda: any(r.serves for r in self._replicas))
+        except TimeoutError:
+            reasons = "; ".join(f"{r.url}: {r.lost or 'drained'}" for r in self._replicas)
+            raise WeightsNotApplied(
+                f"version {self.version}: no vLLM server took it in {self._patience_s:g} s "
+                f"({reasons})"
+            ) from None
 
     def _checked(self, token_ids: Sequence[int], what: str) -> list[int]:
         return checked_ids(token_ids, what, context=self.context_tokens, vocab=self.vocab_size)
