@@ -125,7 +125,7 @@ _STALE = 2000
 
 def _questions(family: Family, seed: int) -> Iterator[tuple[str, str]]:
     """Different questions of a family with their answers, by index."""
-    items = _library().create_dataset(family, seed=_stream(family, seed), size=_TRIES)
+    items = library().create_dataset(family, seed=stream_seed(family, seed), size=_TRIES)
     seen: set[str] = set()
     stale = 0
     for index in range(_TRIES):
@@ -145,13 +145,13 @@ def _is_wanted(found: tuple[str, str], split: Split, seen: set[str]) -> bool:
     return question not in seen and in_test == (split == "test")
 
 
-def _stream(family: str, seed: int) -> int:
+def stream_seed(family: str, seed: int) -> int:
     """A seed of the family's own, so that families don't share their numbers."""
     return int.from_bytes(sha256(f"{family}:{seed}".encode()).digest()[:4], "big")
 
 
 @cache
-def _library() -> Any:
+def library() -> Any:
     """reasoning-gym. Importing it draws from the global random stream, so that is put back."""
     state = getstate()
     try:
