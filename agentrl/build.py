@@ -47,7 +47,7 @@ from agentrl.protocols import (
     SandboxProvider,
     Split,
 )
-from agentrl.provenance import record_run, sandbox_facts
+from agentrl.provenance import record_run, sandbox_facts, stage_facts
 from agentrl.rendering import check_template, make_renderer
 from agentrl.rollout import Limits, Stage, WarmSandboxes, run_script
 from agentrl.store import ParquetStore
@@ -118,12 +118,17 @@ def rollout(
     problems: int,
     model: str | None = None,
     split: Split = "train",
+    out: Path | None = None,
 ) -> list[Group]:
-    """Sample and grade some groups without learning from them."""
+    """Sample and grade some groups without learning from them.
+
+    `out` is a folder to store them in, as step 0, with what it takes to replay them.
+    """
     size = config.rollout.group_size
-    return asyncio.run(
-        _rollout(config, reporter, model, split, problems=problems, size=size, greedy=False)
+    rolled = _rollout(
+        config, reporter, model, split, problems=problems, size=size, greedy=False, out=out
     )
+    return asyncio.run(rolled)
 
 
 @asynccontextmanager
@@ -243,14 +248,30 @@ async def _rollout(
     problems: int,
     size: int,
     greedy: bool,
+    out: Path | None = None,
 ) -> list[Group]:
     environment = find_environment(config.environment.name)
-    policy = load(config, model or newest(config))
+    weights = model or newest(config)
+    policy = load(config, weights)
     chosen = problems_of(environment, split, config.environment.options, problems)
     async with open_stage(config, environment, policy, chosen) as stage:
         played = replace(stage, temperature=0.0) if greedy else stage
         _check_lengths(config, stage, chosen)
-        return await _groups(config, played, chosen, reporter, size=size)
+        groups = await _groups(config, played, chosen, reporter, size=size)
+        if out is not None:
+            sampled = _sampled_by(config, weights)
+            facts = stage_facts(sampled, policy.tokenizer, stage, sandbox_facts(stage.sandboxes))
+            ParquetStore(out, metadata=facts, decode=policy.decode).append(groups, version=0)
+        return groups
+
+
+def _sampled_by(config: RunConfig, weights: str) -> RunConfig:
+    """The configuration in which version 0 is these weights, whatever the run began with."""
+    parts = {
+        "model": config.model.model_copy(update={"path": weights}),
+        "warm_start": config.warm_start.model_copy(update={"steps": 0}),
+    }
+    return config.model_copy(update=parts)
 
 
 async def _evaluate(

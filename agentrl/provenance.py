@@ -35,17 +35,24 @@ def record_run(
     That is enough to replay a file of trajectories far from its run.
     """
     record_config(config)
+    facts = stage_facts(config, tokenizer, stage, sandbox)
+    beside = {name: facts[name] for name in ("tokenizer_sha256", "template_sha256")}
+    write_provenance(config.run.dir, facts={**beside, "sandbox": sandbox})
+    return facts
+
+
+def stage_facts(
+    config: RunConfig, tokenizer: Any, stage: Stage, sandbox: Mapping[str, str]
+) -> dict[str, str]:
+    """What a file of trajectories carries of where they were sampled."""
     renderer: Any = stage.renderer
-    facts = {
+    versions = _versions()
+    return {
         "tokenizer_sha256": vocabulary_digest(tokenizer),
         "template_sha256": digest(renderer.template),
         "sandbox": json.dumps(sandbox),
-    }
-    versions = write_provenance(config.run.dir, facts={**facts, "sandbox": sandbox})
-    return {
-        **facts,
         "config": config.model_dump_json(),
-        "versions": json.dumps({name: versions[name] for name in ("git", "python", "packages")}),
+        "versions": json.dumps(versions),
     }
 
 
@@ -68,16 +75,18 @@ def write_provenance(folder: Path, *, facts: dict[str, Any]) -> dict[str, Any]:
 
     Returns what was written.
     """
-    record = {
-        "git": _git_revision(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        **facts,
-    }
+    record = {**_versions(), "platform": platform.platform(), **facts}
     with whole_file(folder / "provenance.json") as file:
         file.write(f"{json.dumps(record, indent=2)}\n".encode())
     return record
+
+
+def _versions() -> dict[str, Any]:
+    return {
+        "git": _git_revision(),
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+    }
 
 
 def _version(package: str) -> str | None:

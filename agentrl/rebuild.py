@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl import build
 from agentrl.algorithms import AlgorithmConfig
-from agentrl.config import RunConfig
+from agentrl.config import RunConfig, load_config
 from agentrl.errors import ConfigError, RecordError
 from agentrl.learning.checkpoint import load_checkpoint
 from agentrl.learning.earlier import earlier_groups
@@ -29,13 +29,13 @@ from agentrl.plugins import find_environment, open_sandboxes, problems_of, tools
 from agentrl.protocols import EnvironmentClass, Renderer, SandboxProvider, Split
 from agentrl.provenance import vocabulary_digest
 from agentrl.rendering import make_renderer
-from agentrl.replay.check import Finding, Language, check_group
+from agentrl.replay.check import Finding, Language, check_group, check_trajectory
 from agentrl.replay.diff import Diff, diff
 from agentrl.replay.fork import Edit, fork
-from agentrl.replay.records import Recorded, Records
+from agentrl.replay.records import NoConfig, Recorded, Records
 from agentrl.replay.reexecute import Reexecution, World, reexecute
 from agentrl.replay.regrade import Regraded, regrade
-from agentrl.store.redaction import REDACTED_TOKENS
+from agentrl.store.redaction import REDACTED_TOKENS, Decode
 from agentrl.types import Group, Problem, Task
 
 _SIDE_BY_SIDE = 8
@@ -58,10 +58,26 @@ class Replay:
     @cached_property
     def config(self) -> RunConfig:
         """The run's configuration, with the run directory where it is now."""
-        config, run = self.records.config(), self.records.run
+        run = self.records.run
+        try:
+            config = self.records.config()
+        except NoConfig:
+            if not (self._other_environment or self._model):
+                raise
+            config = self._default_config()
         if (run / "config.yaml").is_file():
             config = config.model_copy(update={"run": config.run.model_copy(update={"dir": run})})
         return config
+
+    def _default_config(self) -> RunConfig:
+        """For records of elsewhere: what was asked for, and defaults for the rest."""
+        asked = {
+            "environment.name": self._other_environment,
+            "model.path": self._model,
+            "run.dir": str(self.records.run / "replayed"),
+        }
+        given = [f"{name}={json.dumps(value)}" for name, value in asked.items() if value]
+        return load_config(None, given)
 
     @cached_property
     def environment(self) -> EnvironmentClass:
@@ -77,12 +93,18 @@ class Replay:
             )
         return self._problems[task_id]
 
-    def check(self) -> Iterator[Finding]:
-        """First rung, for every chosen step. Files that can't be read are findings, too."""
-        for step in self.records.steps:
+    def check(self, one: Recorded | None = None) -> Iterator[Finding]:
+        """First rung, for every chosen step, or one episode of them.
+
+        Files that can't be read are findings, too.
+        """
+        for step in self.records.steps if one is None else (one.step,):
             try:
                 language, notes = self.language(step)
                 yield from notes
+                if one is not None:
+                    yield from check_trajectory(one.trajectory, language)
+                    return
                 for group in self.records.groups(step):
                     yield from check_group(group, language)
             except RecordError as error:
@@ -179,6 +201,7 @@ class Replay:
         """What a rung runs: the given model, else what sampled `one`, else the newest."""
         if self._model is not None:
             return self._model
+        self.records.config()  # NoConfig: whose weights, nobody can say
         turns = one.trajectory.turns
         version = turns[0].action.versions[0] if turns else 0
         kept = self._kept()
@@ -237,6 +260,8 @@ class Replay:
 
     @cached_property
     def _tokenizer(self) -> Any:
+        if self._model is None:
+            self.records.config()  # NoConfig: whose tokenizer, nobody can say
         return load_tokenizer(self._model or build.newest(self.config))
 
     def _kept(self) -> dict[int, Path | str]:
@@ -317,9 +342,17 @@ def _warn_of_redaction(groups: Sequence[Group]) -> None:
             warnings.warn(what, stacklevel=3)
 
 
-def renderer_of(source: str) -> Renderer:
-    """The renderer of a model folder, hub name, or "tiny". Raises ConfigError."""
-    return make_renderer(load_tokenizer(source))
+def language_of(source: str) -> tuple[Renderer, Decode, dict[str, str]]:
+    """How a model folder, hub name, or "tiny" writes and reads ids, and what to keep of that.
+
+    Raises ConfigError.
+    """
+    tokenizer = load_tokenizer(source)
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    return make_renderer(tokenizer), decode, {"tokenizer_sha256": vocabulary_digest(tokenizer)}
 
 
 async def _all_again(

@@ -8,19 +8,21 @@ someone else's.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum, StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from agentrl.lesson import Lesson
-from agentrl.types import ActionTokens, Group, Message, Trajectory, Turn, Verdict
+from agentrl.types import ActionTokens, Group, Message, Task, Trajectory, Turn, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Decode = Callable[[Sequence[int]], str]
+WHOLE_FILE_BYTES = 4096
+"""Of a file that the verifier saw, so much is shown."""
 
 
 class Ink(StrEnum):
@@ -75,10 +77,12 @@ def describe(
     decode: Decode | None = None,
     member: int | None = None,
     lessons: Mapping[str, Lesson] = MappingProxyType({}),
+    facts: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Line]:
     """The lines of a group: exact tokens where `decode` is given, else the parsed messages.
 
-    `lessons` has, by trajectory id, what the learner made of it.
+    `lessons` has, by trajectory id, what the learner made of it; `facts` is what was stored beside
+    the step.
     """
     chosen = [
         (trajectory, verdict)
@@ -86,8 +90,14 @@ def describe(
         if member in (None, trajectory.member)
     ]
     yield from _lines(Ink.HEAD, f"task {group.task_id}")
+    for name, value in sandbox_of(group.task, facts).items():
+        text = json.dumps(value) if isinstance(value, dict | list) else str(value)
+        yield from _lines(Ink.FACT, f"sandbox {name}: {text}")
     for trajectory, verdict in chosen:
         yield from _trajectory(trajectory, verdict, decode)
+        place = group.trajectories.index(trajectory)
+        for name, data in sorted((group.artifacts[place] or {}).items()) if group.artifacts else ():
+            yield from _artifact(name, data)
         if trajectory.id in lessons:
             yield from _lesson(lessons[trajectory.id])
     for fault in group.faults:
@@ -169,13 +179,37 @@ def _trajectory(trajectory: Trajectory, verdict: Verdict, decode: Decode | None)
         for event in trajectory.events:
             if event.turn == number:
                 cut = ", cut" if event.cut else ""
-                text = f"tool {event.name or '?'}: {event.status}, {event.output_bytes} bytes{cut}"
-                yield from _lines(Ink.FACT, f"{text}, {event.seconds:.3f} s")
+                left = "" if event.exit_code is None else f", exit {event.exit_code}"
+                text = f"tool {event.name or '?'}: {event.status}{left}, {event.output_bytes} bytes"
+                times = f"at {event.at_s:.3f} s for {event.seconds:.3f} s"
+                yield from _lines(Ink.FACT, f"{text}{cut}, {times}")
     if decode is not None and trajectory.turns:
         # The last reply was never rendered for the model, so no token stands for it.
         for message in trajectory.turns[-1].reply:
             yield from _message(Ink.OBSERVATION, message)
     yield from _verdict(verdict)
+
+
+def sandbox_of(task: Task | None, facts: Mapping[str, str]) -> dict[str, Any]:
+    """What is known of a task's sandbox: backend, limits, and the files it began with."""
+    spec = None if task is None else task.sandbox
+    if spec is None:
+        return {}
+    try:
+        found = json.loads(facts.get("sandbox") or "{}")
+    except ValueError:
+        found = {}
+    used: dict[str, Any] = found if isinstance(found, dict) else {}
+    files = {name: f"{len(data)} bytes" for name, data in spec.files.items()}
+    return used | record(replace(spec, files={})) | {"files": files}
+
+
+def _artifact(name: str, data: bytes) -> Iterator[Line]:
+    """A file that the verifier saw: its size and its beginning."""
+    cut = ", the first of them:" if len(data) > WHOLE_FILE_BYTES else ""
+    yield from _lines(Ink.FACT, f"file {name}, {len(data)} bytes{cut}")
+    shown = data[:WHOLE_FILE_BYTES].decode(errors="backslashreplace")
+    yield from _lines(Ink.OBSERVATION, shown)
 
 
 def _turn(number: int, turn: Turn, decode: Decode | None) -> Iterator[Line]:

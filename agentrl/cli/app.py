@@ -152,13 +152,11 @@ def rollout(
     with reporter_for(quiet=quiet or json_, as_json=False) as reporter:
         from agentrl import build
 
+        folder = None if out is None else Path(out)
         groups = build.rollout(
-            config, reporter=reporter, problems=problems, split=chosen, model=model
+            config, reporter=reporter, problems=problems, split=chosen, model=model, out=folder
         )
     if out is not None:
-        from agentrl.store import ParquetStore
-
-        ParquetStore(Path(out)).append(groups, version=0)
         typer.echo(f"{len(groups)} groups in {out}", err=True)
     if out is None or json_:
         for group in groups:

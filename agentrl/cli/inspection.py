@@ -53,13 +53,22 @@ def show(
         wanted = f"task {task}" if task is not None else "group"
         wanted += "" if member is None else f" with a member {member}"
         raise ConfigError(f"step {step} of {run} has no {wanted}")
-    decode = None if messages else find_decode(records.run, records.facts(step))
+    facts = records.facts(step)
+    decode = None if messages else find_decode(records.run, facts)
     if not json_:
         typer.echo(f"step {step}" + ("" if decode or messages else " (no tokenizer: messages)"))
     lessons = records.lessons(step)
     for number, group in chosen:
         taught = {one.trajectory_id: one for one in lessons if one.group == number}
-        show_group(group, decode=decode, member=member, lessons=taught, plain=plain, as_json=json_)
+        show_group(
+            group,
+            decode=decode,
+            member=member,
+            lessons=taught,
+            facts=facts,
+            plain=plain,
+            as_json=json_,
+        )
 
 
 def show_group(
@@ -68,6 +77,7 @@ def show_group(
     decode: Decode | None = None,
     member: int | None = None,
     lessons: "Mapping[str, Lesson]" = MappingProxyType({}),
+    facts: Mapping[str, str] = MappingProxyType({}),
     plain: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -83,7 +93,7 @@ def show_group(
     from rich.console import Console
 
     console = Console(highlight=False, emoji=False, markup=False)
-    lines = describe(group, decode=decode, member=member, lessons=lessons)
+    lines = describe(group, decode=decode, member=member, lessons=lessons, facts=facts)
     print_lines(console, lines, plain=plain)
 
 

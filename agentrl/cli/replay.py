@@ -1,9 +1,10 @@
 """`agentrl replay`, the ladder; `agentrl export` and `agentrl import`, other programs' formats."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -78,7 +79,27 @@ class Wanted:
             typer.echo(printable(line))
 
 
+_TAKEN_BY: Mapping[str, tuple[Depth, ...]] = MappingProxyType(
+    {
+        "other": (Depth.DIFF,),
+        "turn": (Depth.FORK,),
+        "action": (Depth.FORK,),
+        "observation": (Depth.FORK,),
+        "temperature": (Depth.FORK,),
+        "samples": (Depth.FORK,),
+        "ignore": (Depth.REEXECUTE,),
+        "set_": (Depth.RELEARN,),
+        "pytest": (Depth.CHECK,),
+        "episode": tuple(depth for depth in Depth if depth is not Depth.RELEARN),
+        "model": (Depth.CHECK, Depth.FORK, Depth.REFORWARD, Depth.DIFF),
+        "environment": (Depth.CHECK, Depth.REGRADE, Depth.REEXECUTE, Depth.FORK, Depth.DIFF),
+    }
+)
+"""Which rungs an option means something to; it is refused at the others."""
+
+
 def replay(
+    context: typer.Context,
     source: Recording,
     depth: Depth = typer.Option(Depth.CHECK, help="the rung"),
     step: Step = None,
@@ -92,6 +113,7 @@ def replay(
     model: str | None = typer.Option(None, help="model folder; default: what sampled it"),
     environment: str | None = typer.Option(None, help="another environment, or its verifier"),
     ignore: list[str] | None = typer.Option(None, help="reexecute: pattern that may differ"),
+    config: Path | None = typer.Option(None, help="a configuration, for records without one"),
     set_: Set = None,
     pytest: Path | None = typer.Option(None, help="write the episode as a test, test_….py"),
     json_: Json = False,
@@ -103,13 +125,17 @@ def replay(
     relearn: the learner alone (--set algorithm.preset=…: another one). diff: two episodes, or one
     under two models (--model and --other). Exit code 1 when something is not as recorded.
     """
+    from agentrl.config import load_config
     from agentrl.rebuild import Replay
     from agentrl.replay.records import Records
 
-    records = Records(source, step=step)
+    _refuse_others(context, depth)
+    own = None if config is None else load_config(config)
+    records = Records(source, step=step, config=own)
     chosen = records.episode(episode) if episode is not None else None
     if step is None and depth is not Depth.CHECK:
-        records = Records(source, step=chosen.step if chosen else records.steps[-1])
+        last = chosen.step if chosen else records.steps[-1]
+        records = Records(source, step=last, config=own)
     wanted = Wanted(
         replay=Replay(records, environment=environment, model=model),
         records=records,
@@ -162,17 +188,23 @@ def import_(
     out: Path = typer.Argument(help="folder of step files to write them to"),
     format: Format = "openai",
     step: int = typer.Option(0, min=0, help="step to write"),
-    model: str = typer.Option("tiny", help="whose tokenizer writes ids where there are none"),
+    model: str | None = typer.Option(None, help="whose tokenizer writes ids where there are none"),
+    config: Path | None = typer.Option(None, help="a configuration to keep beside them"),
 ) -> None:
     """Read trajectories of other programs into a step file."""
-    from agentrl.rebuild import renderer_of
+    from agentrl.config import load_config
+    from agentrl.rebuild import language_of
     from agentrl.store import ParquetStore
     from agentrl.store.formats import import_lines
 
+    facts = {} if config is None else {"config": load_config(config).model_dump_json()}
+    renderer, decode = None, None
+    if model is not None or format == "openai":
+        renderer, decode, known = language_of(model or "tiny")
+        facts |= known
     with file.open(encoding="utf-8", errors="replace") as lines:
-        renderer = renderer_of(model) if format == "openai" else None
         groups = list(import_lines(lines, format, renderer=renderer))
-    store = ParquetStore(out)
+    store = ParquetStore(out, metadata=facts, decode=decode)
     if store.path(step).exists():
         raise ConfigError(f"{store.path(step)} is there already: choose another --step")
     store.append(groups, version=step)
@@ -180,11 +212,15 @@ def import_(
 
 
 def _check(wanted: Wanted) -> bool:
-    found = list(wanted.replay.check())
-    for one in found:
-        wanted.say(one, text.finding(one))
+    found = list(wanted.replay.check(wanted.episode))
+    if wanted.as_json:
+        for one in found:
+            echo_json(record(one))
+    for line in () if wanted.as_json else text.findings(found):
+        typer.echo(printable(line))
     problems = sum(one.level == "problem" for one in found)
-    _sum_up(wanted, f"{len(wanted.records.steps)} steps checked", problems)
+    steps = f"{len(wanted.records.steps)} steps"
+    _sum_up(wanted, f"{'1 episode' if wanted.episode else steps} checked", problems)
     return not problems
 
 
@@ -272,6 +308,15 @@ def _sum_up(wanted: Wanted, what: str, differences: int) -> None:
     if not wanted.as_json:
         result = f"{differences} not as recorded" if differences else "as recorded"
         typer.echo(f"{what}: {result}")
+
+
+def _refuse_others(context: typer.Context, depth: Depth) -> None:
+    """Raises ConfigError for an option that the rung would pass over."""
+    for name, rungs in _TAKEN_BY.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT" and depth not in rungs:
+            known = ", ".join(rungs)
+            raise ConfigError(f"--{name.strip('_')} means nothing to --depth {depth}: use {known}")
 
 
 def _algorithm(overrides: list[str] | None) -> "AlgorithmConfig | None":

@@ -1,6 +1,6 @@
 """What each rung of the replay ladder found, as lines for a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from agentrl.replay.check import Finding
@@ -12,6 +12,22 @@ from agentrl.types import Verdict
 if TYPE_CHECKING:
     from agentrl.learning.reforward import Drift
     from agentrl.learning.relearn import Relearned, Share
+
+
+def findings(found: Sequence[Finding]) -> Iterator[str]:
+    """The lines of `check`: every problem, and each kind of note once."""
+    notes: dict[str, list[Finding]] = {}
+    for one in found:
+        if one.level == "problem":
+            yield from finding(one)
+        else:
+            notes.setdefault(one.what, []).append(one)
+    for what, same in notes.items():
+        if len(same) == 1:
+            yield from finding(same[0])
+        else:
+            episodes = len({one.trajectory_id for one in same})
+            yield f"note: {len(same)} turns of {episodes} episodes: {what}"
 
 
 def finding(found: Finding) -> Iterator[str]:

@@ -15,6 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def view(
+    context: typer.Context,
     run: RunFolder,
     port: int = typer.Option(8000, min=0, max=65535, help="0: any free one"),
     export: Path | None = typer.Option(None, help="write one HTML file instead of serving"),
@@ -34,6 +35,11 @@ def view(
     from agentrl.viewer.rows import Wanted
     from agentrl.viewer.server import serve
 
+    if export is None:
+        for name in ("step", "groups", "depth"):
+            source = context.get_parameter_source(name)
+            if source is not None and source.name != "DEFAULT":
+                raise ConfigError(f"--{name} chooses what --export writes: the page has it all")
     details = Details(run)
     if export is None:
         serve(details, port=port, ready=lambda at: say({"url": at}, f"{run}: {at}", as_json=json_))

@@ -53,14 +53,21 @@ class Recorded:
         return f"step {self.step}, episode {self.number}.{self.trajectory.member}"
 
 
+class NoConfig(ConfigError):
+    """The records hold no configuration: they come from elsewhere."""
+
+
 class Records:
     """The chosen steps of a run directory, of a folder of step files, or one file.
 
-    Raises RecordError when there is nothing, or not the step that is asked for.
+    `config` takes the place of a recorded configuration. Raises RecordError when there is nothing,
+    or not the step that is asked for.
     """
 
-    def __init__(self, source: Path, *, step: int | None = None) -> None:
-        self.source = source
+    def __init__(
+        self, source: Path, *, step: int | None = None, config: RunConfig | None = None
+    ) -> None:
+        self.source, self._config = source, config
         self._files = _found(source)
         if step is not None:
             self._path(step)
@@ -92,22 +99,32 @@ class Records:
             return ()
 
     def config(self) -> RunConfig:
-        """The configuration of the run, from the file or from its run directory.
+        """The configuration that was asked for, or the run's: from a file or the run directory.
 
-        Raises ConfigError where there is neither.
+        The newest of the chosen steps says it, or any other file that can be read. Raises
+        ConfigError where there is none.
         """
-        path = self._files[self.steps[-1]]
-        known = self.facts(self.steps[-1]).get("config")
-        if known is not None:
-            where = f"the configuration in {path}"
+        if self._config is not None:
+            return self._config
+        others = [step for step in self._files if step not in self.steps]
+        for step in (*reversed(self.steps), *sorted(others, reverse=True)):
             try:
-                tree = json.loads(known)
-            except ValueError as error:
-                raise ConfigError(f"{where} is no JSON: {error}") from None
-            return parse_config(tree, where=where)
+                known = self.facts(step).get("config")
+            except RecordError:
+                continue  # the check of that step names it
+            if known is not None:
+                where = f"the configuration in {self._files[step]}"
+                try:
+                    tree = json.loads(known)
+                except ValueError as error:
+                    raise ConfigError(f"{where} is no JSON: {error}") from None
+                return parse_config(tree, where=where)
         if (self.run / "config.yaml").is_file():
             return load_config(self.run / "config.yaml")
-        raise ConfigError(f"{path} holds no configuration, and there is no {self.run}/config.yaml")
+        raise NoConfig(
+            f"{self.source} holds no configuration, and there is no {self.run}/config.yaml: "
+            "name the one to use (agentrl replay --config FILE)"
+        )
 
     def _path(self, step: int) -> Path:
         if step not in self._files:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -11,12 +10,11 @@ from agentrl.lesson import Lesson
 from agentrl.metrics import read_metrics
 from agentrl.replay.diff import TurnDiff, diff
 from agentrl.replay.records import Recorded
-from agentrl.show import Decode, find_decode, record
+from agentrl.show import WHOLE_FILE_BYTES, Decode, find_decode, record, sandbox_of
 from agentrl.store import read_facts, read_group
 from agentrl.types import Group, Messages, Turn
 from agentrl.viewer.rows import Rows
 
-_WHOLE_FILE_BYTES = 4096
 _CHARACTER_IDS = 6
 """Ids that may together spell one character of UTF-8 (4 bytes), with room for odd tokenizers."""
 
@@ -161,12 +159,7 @@ class Details:
             return ()
 
     def _sandbox(self, one: Recorded) -> dict[str, Any]:
-        spec = None if one.task is None else one.task.sandbox
-        if spec is None:
-            return {}
-        files = {name: f"{len(data)} bytes" for name, data in spec.files.items()}
-        facts = _json(self._facts(one.step).get("sandbox", ""))
-        return facts | record(replace(spec, files={})) | {"files": files}
+        return sandbox_of(one.task, self._facts(one.step))
 
 
 def _parting(turn: TurnDiff) -> dict[str, Any]:
@@ -248,8 +241,8 @@ def _scaffold(texts: Sequence[str], contents: Sequence[str]) -> Iterator[bool]:
 
 
 def _file(name: str, data: bytes) -> dict[str, Any]:
-    shown = data[:_WHOLE_FILE_BYTES].decode(errors="backslashreplace")
-    return {"name": name, "bytes": len(data), "text": shown, "cut": len(data) > _WHOLE_FILE_BYTES}
+    shown = data[:WHOLE_FILE_BYTES].decode(errors="backslashreplace")
+    return {"name": name, "bytes": len(data), "text": shown, "cut": len(data) > WHOLE_FILE_BYTES}
 
 
 def _state(path: Path) -> object:

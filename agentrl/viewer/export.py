@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.atomic import whole_file
-from agentrl.errors import AgentRLError, RecordError
+from agentrl.errors import AgentRLError, ConfigError, RecordError
 from agentrl.metrics import as_line
 from agentrl.viewer.details import Details
 from agentrl.viewer.rows import Row, Wanted
@@ -28,6 +28,12 @@ def export(
     """
     if wanted.step is not None and wanted.step not in details.rows.steps():
         raise RecordError(f"{details.run} has no step {wanted.step}")
+    if depths:
+        from agentrl.viewer.replays import DEPTHS
+
+        for depth in depths:
+            if depth not in DEPTHS:
+                raise ConfigError(f"--depth {depth}: known here are {', '.join(DEPTHS)}")
     rows, _ = details.rows.page(wanted, begin=0, size=groups)
     answers: dict[str, Any] = {"run": details.overview()}
     for row in rows:

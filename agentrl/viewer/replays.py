@@ -24,7 +24,7 @@ def replay(details: Details, depth: str, one: Recorded) -> dict[str, Any]:
             language, notes = ladder.language(one.step)
             found = [*notes, *check_trajectory(one.trajectory, language)]
             same = all(finding.level == "note" for finding in found)
-            return _told(same, (line for finding in found for line in text.finding(finding)))
+            return _told(same, text.findings(found))
         case "regrade":
             again = ladder.regrade_group(one.group)[one.place]
             return _told(not again.changed, text.regraded(again))

@@ -81,11 +81,11 @@ def assemble(prompt: Messages, added: Sequence[Added], reward: Any, facts: Row) 
     finish = facts.get("finish") or ["stop"] * len(added)
     turns = tuple(
         Turn(
-            observation=ObservationTokens(token_ids=tuple(one.observation)),
+            observation=ObservationTokens(token_ids=_ids(one.observation)),
             action=ActionTokens(
-                token_ids=tuple(one.action),
+                token_ids=_ids(one.action),
                 logprobs=None if one.logprobs is None else tuple(map(float, one.logprobs)),
-                versions=tuple(version),
+                versions=tuple(_whole(v, "version", bits=32) for v in version),
                 finish=_finish(end),
             ),
             message=one.message,
@@ -96,8 +96,8 @@ def assemble(prompt: Messages, added: Sequence[Added], reward: Any, facts: Row) 
     trajectory = Trajectory(
         id=str(facts.get("id", "imported")),
         task_id=str(facts.get("task_id", "imported")),
-        member=int(facts.get("member", UNKNOWN_MEMBER)),
-        seed=int(facts.get("seed", 0)),
+        member=_whole(facts.get("member", UNKNOWN_MEMBER), "member", bits=32),
+        seed=_whole(facts.get("seed", 0), "seed", bits=64),
         prompt=prompt,
         turns=turns,
         ending=Ending(facts.get("ending", "answered")),
@@ -181,6 +181,17 @@ def message_of(row: Mapping[str, Any]) -> Message:
         tool_calls=calls,
         tool_call_id=row.get("tool_call_id"),
     )
+
+
+def _ids(given: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(_whole(number, "token id", bits=32) for number in given)
+
+
+def _whole(number: Any, what: str, *, bits: int) -> int:
+    """A whole number that a record can hold. Raises ValueError for anything else."""
+    if type(number) is not int or not -(1 << bits - 1) <= number < 1 << bits - 1:
+        raise ValueError(f"{what} {str(number)[:40]!r} is no whole number of {bits} bits")
+    return number
 
 
 def _finish(word: Any) -> Finish:
