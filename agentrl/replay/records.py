@@ -102,16 +102,18 @@ class Records:
         """The configuration that was asked for, or the run's: from a file or the run directory.
 
         The newest of the chosen steps says it, or any other file that can be read. Raises
-        ConfigError where there is none.
+        ConfigError where there is none, RecordError where a damaged file may have held it.
         """
         if self._config is not None:
             return self._config
+        damaged: RecordError | None = None
         others = [step for step in self._files if step not in self.steps]
         for step in (*reversed(self.steps), *sorted(others, reverse=True)):
             try:
                 known = self.facts(step).get("config")
-            except RecordError:
-                continue  # the check of that step names it
+            except RecordError as error:
+                damaged = damaged or error
+                continue
             if known is not None:
                 where = f"the configuration in {self._files[step]}"
                 try:
@@ -121,6 +123,8 @@ class Records:
                 return parse_config(tree, where=where)
         if (self.run / "config.yaml").is_file():
             return load_config(self.run / "config.yaml")
+        if damaged is not None:
+            raise damaged
         raise NoConfig(
             f"{self.source} holds no configuration, and there is no {self.run}/config.yaml: "
             "name the one to use (agentrl replay --config FILE)"
