@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from agentrl.engines.context import check_positions
 from agentrl.engines.vllm.settings import (
     SCORING,
+    bear_numba,
     check_import,
     check_scoring_temperature,
     check_temperature,
@@ -146,6 +147,7 @@ class VllmEngine:
         assert model is not None, "an engine is opened once"
         with tempfile.TemporaryDirectory(dir=roomy_folder(model)) as folder, quiet_start():
             check_import()
+            bear_numba()
             model.save_pretrained(folder)
             self._stepper = self._started(folder, type(model).__name__)
         return self._stepper

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import random
 import shutil
+import sys
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,6 +54,18 @@ def check_import() -> None:
             f"engine.name: vllm is installed but does not import ({reason}); where torchvision, "
             "torchaudio or torchcodec were built for another torch, uninstall them"
         ) from error
+
+
+def bear_numba() -> None:
+    """Let vLLM 0.32 start where numba has been imported (bm25s does); call before it starts.
+
+    It reads `__dict__` of every object in every module, and numba's library takes that for one of
+    its functions.
+    """
+    ffi: Any = sys.modules.get("llvmlite.binding.ffi")
+    known = getattr(getattr(ffi, "lib", None), "_fntab", None)
+    if isinstance(known, dict):
+        known.setdefault("__dict__", {})
 
 
 def set_environment() -> None:
