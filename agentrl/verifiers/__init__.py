@@ -12,6 +12,7 @@ from agentrl.verifiers.judge import Judge, PairwiseJudge
 from agentrl.verifiers.killable import KillablePool, Reply
 from agentrl.verifiers.math import MathMatch
 from agentrl.verifiers.parts import FormatPart, Submitted, Weighted
+from agentrl.verifiers.sql import LimitedSqlite, SqlDatabase, SqlReference, SqlResult
 from agentrl.verifiers.unit_tests import Case, Suite, UnitTests, code_of
 
 __all__ = [
@@ -24,10 +25,14 @@ __all__ = [
     "JsonMatch",
     "Judge",
     "KillablePool",
+    "LimitedSqlite",
     "MathMatch",
     "NumericMatch",
     "PairwiseJudge",
     "Reply",
+    "SqlDatabase",
+    "SqlReference",
+    "SqlResult",
     "Submitted",
     "Suite",
     "UnitTests",
