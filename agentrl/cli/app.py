@@ -1,5 +1,6 @@
 """The verbs that work on a policy; the others are added from the files beside this one."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -9,11 +10,13 @@ from agentrl.cli.options import (
     Json,
     Model,
     Quiet,
+    RunFolder,
     Set,
     Source,
     SplitOption,
     config_of,
     echo_json,
+    existing_run,
     say,
     split_of,
 )
@@ -79,6 +82,51 @@ def sft(
 
         folder = build.warm_start(config, reporter=reporter, force=force)
     say({"model": str(folder)}, str(folder), as_json=json_)
+
+
+@app.command("reward-model")
+def reward_model(
+    run: RunFolder,
+    model: str = typer.Option(help="classifier or language model to start from"),
+    out: Path = typer.Option(help="folder to write it to; may be the same"),
+    component: str = typer.Option("", help="part of the verdicts to learn (default: the reward)"),
+    pairs_per_group: int = typer.Option(8, help="pairs drawn from a group"),
+    replay_share: float = typer.Option(0.1, help="share of pairs from steps seen before"),
+    epochs: int = typer.Option(1, help="passes over the pairs"),
+    batch: int = typer.Option(32, help="pairs in an update"),
+    lr: float = typer.Option(2e-5, help="peak learning rate"),
+    max_tokens: int = typer.Option(2048, help="longest prompt with answer, in tokens"),
+    seed: int = typer.Option(0, help="root of all random streams"),
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> None:
+    """Train a reward model on a run's groups (Bradley-Terry).
+
+    Where it was trained on the same run before, the steps since are new, and the earlier ones are
+    replayed.
+    """
+    from agentrl.cli.display import reporter_for
+
+    record = existing_run(run)
+    with reporter_for(quiet=quiet or json_, as_json=False) as reporter:
+        from agentrl.learning.reward_model import RewardTraining, train_reward_model
+
+        settings = RewardTraining(
+            component=component,
+            pairs_per_group=pairs_per_group,
+            replay_share=replay_share,
+            epochs=epochs,
+            batch=batch,
+            lr=lr,
+            max_tokens=max_tokens,
+            seed=seed,
+        )
+        fit = train_reward_model(record, model, out, settings, reporter=reporter)
+    text = (
+        f"{out}: steps {fit.steps[0]} to {fit.steps[1]}, {fit.fresh} pairs and {fit.replayed} "
+        f"replayed; right order {fit.first_accuracy:.2f} at first, {fit.accuracy:.2f} at last"
+    )
+    say({"model": str(out), **asdict(fit)}, text, as_json=json_)
 
 
 @app.command("eval")

@@ -38,24 +38,58 @@ def fit(
     data = supervised_batch(trajectories)
     if not len(data.lengths):
         raise ConfigError("a warm start needs at least one trace with an action")
+
+    def backward(rows: Sequence[int]) -> float:
+        return _backward(model, data.select(rows), micro_batch_tokens)
+
+    with packed(model):
+        descend(
+            model,
+            backward,
+            size=len(data.lengths),
+            steps=steps,
+            batch=batch,
+            lr=lr,
+            seed=seed,
+            report=report,
+            what="warm start",
+        )
+
+
+def descend(
+    model: PreTrainedModel,
+    backward: Callable[[Sequence[int]], float],
+    *,
+    size: int,
+    steps: int,
+    batch: int,
+    lr: float,
+    seed: int,
+    report: Callable[[float], None],
+    what: str,
+) -> None:
+    """Update `model` in place `steps` times: AdamW, 5 % warm-up, cosine to 0.
+
+    `backward` leaves the gradients of `batch` of the `size` rows, by number, drawn as `fit` does,
+    and returns their loss, which `report` gets after the update. Raises NonFiniteLoss, which names
+    `what`, before the weights change.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
-    draws = _draws(len(data.lengths), min(batch, len(data.lengths)), seed)
     warmup = int(steps * _WARMUP_SHARE)
-    with packed(model.train()):
-        for step, rows in zip(range(steps), draws, strict=False):
-            factor = lr_factor(step, schedule="cosine", warmup=warmup, total=steps)
-            for group in optimizer.param_groups:
-                group["lr"] = lr * factor
-            loss = _backward(model, data.select(rows), micro_batch_tokens)
-            norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRAD_NORM))
-            if not (isfinite(loss) and isfinite(norm)):
-                raise NonFiniteLoss(
-                    f"warm start, step {step}: loss {loss}, gradient norm {norm}; lower the "
-                    "learning rate (warm_start.lr)"
-                )
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            report(loss)
+    model.train()
+    for step, rows in zip(range(steps), _draws(size, min(batch, size), seed), strict=False):
+        factor = lr_factor(step, schedule="cosine", warmup=warmup, total=steps)
+        for group in optimizer.param_groups:
+            group["lr"] = lr * factor
+        loss = backward(rows)
+        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRAD_NORM))
+        if not (isfinite(loss) and isfinite(norm)):
+            raise NonFiniteLoss(
+                f"{what}, step {step}: loss {loss}, gradient norm {norm}; lower the learning rate"
+            )
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        report(loss)
 
 
 def _backward(model: PreTrainedModel, batch: Batch, micro_batch_tokens: int) -> float:

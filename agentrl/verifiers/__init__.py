@@ -12,6 +12,7 @@ from agentrl.verifiers.judge import Judge, PairwiseJudge
 from agentrl.verifiers.killable import KillablePool, Reply
 from agentrl.verifiers.math import MathMatch
 from agentrl.verifiers.parts import FormatPart, Submitted, Weighted
+from agentrl.verifiers.reward_model import RewardModel
 from agentrl.verifiers.sql import LimitedSqlite, SqlDatabase, SqlReference, SqlResult
 from agentrl.verifiers.unit_tests import Case, Suite, UnitTests, code_of
 
@@ -30,6 +31,7 @@ __all__ = [
     "NumericMatch",
     "PairwiseJudge",
     "Reply",
+    "RewardModel",
     "SqlDatabase",
     "SqlReference",
     "SqlResult",
