@@ -15,6 +15,7 @@ from agentrl.store import read_facts, read_group
 from agentrl.types import Group, Messages, Turn
 from agentrl.viewer.rows import Rows
 
+_CURVE_POINTS = 1000
 _CHARACTER_IDS = 6
 """Ids that may together spell one character of UTF-8 (4 bytes), with room for odd tokenizers."""
 
@@ -60,7 +61,7 @@ class Details:
         return {
             "name": self._name,
             "steps": self.rows.steps(),
-            "metrics": read_metrics(self.run / "metrics.jsonl"),
+            "metrics": _spaced(read_metrics(self.run / "metrics.jsonl")),
             "config": _text(self.run / "config.yaml"),
             "provenance": _json(provenance),
         }
@@ -160,6 +161,16 @@ class Details:
 
     def _sandbox(self, one: Recorded) -> dict[str, Any]:
         return sandbox_of(one.task, self._facts(one.step))
+
+
+def _spaced(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of each kind no more rows than a curve can show, evenly spaced, with the last."""
+    kept: list[Mapping[str, Any]] = []
+    for kind in ("step", "eval"):
+        some = [row for row in rows if row["kind"] == kind]
+        stride = -(-len(some) // _CURVE_POINTS) or 1
+        kept += some[(len(some) - 1) % stride :: stride]
+    return kept
 
 
 def _parting(turn: TurnDiff) -> dict[str, Any]:

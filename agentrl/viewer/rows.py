@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentrl.errors import ConfigError, RecordError
 from agentrl.store import ParquetStore, read_columns
@@ -46,7 +46,7 @@ class Wanted:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    step: int | None = None
+    step: Annotated[int, Field(ge=0, lt=10**9)] | None = None
     outcome: Outcome = ""
     ending: str = ""
     tool: str = ""

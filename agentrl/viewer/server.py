@@ -5,6 +5,7 @@ another page can ask for nothing: its host is not ours, and a replay needs a hea
 page sends.
 """
 
+import re
 import socket
 from collections.abc import Callable
 from importlib.resources import files
@@ -18,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError, ConfigError, RecordError
 from agentrl.metrics import as_line
 from agentrl.viewer.details import Details
 from agentrl.viewer.rows import Wanted, wanted_of
@@ -38,8 +39,8 @@ def application(details: Details) -> Starlette:
     def groups(request: Request) -> Any:
         asked = {name: value for name, value in request.query_params.items() if value}
         begin = asked.pop("begin", "0")
-        if not begin.isdecimal():
-            raise ConfigError(f"begin: {begin} is no number of groups to pass over")
+        if not re.fullmatch("[0-9]{1,9}", begin):
+            raise ConfigError(f"begin: {begin[:40]} is no number of groups to pass over")
         wanted = wanted_of(asked)
         rows, more = details.rows.page(wanted, begin=int(begin), size=PAGE_SIZE)
         return {"rows": rows, "more": more}
@@ -49,7 +50,7 @@ def application(details: Details) -> Starlette:
             raise ConfigError("a replay is asked for by the page itself")
         from agentrl.viewer.replays import replay  # loads torch, which looking does not need
 
-        return replay(details, request.path_params["depth"], details.episode(*_place(request)))
+        return replay(details, request.path_params["depth"], details.episode(*_place(request, 3)))
 
     return Starlette(
         routes=[
@@ -57,16 +58,14 @@ def application(details: Details) -> Starlette:
             Route("/{name}", _file()),
             Route("/api/run", _json(lambda _: details.overview())),
             Route("/api/groups", _json(groups)),
-            Route("/api/group/{a:int}/{b:int}", _json(lambda r: details.group(*_place(r)))),
+            Route("/api/group/{place:path}", _json(lambda r: details.group(*_place(r, 2)))),
             Route(
-                "/api/trajectory/{a:int}/{b:int}/{c:int}",
-                _json(lambda r: details.trajectory(*_place(r))),
+                "/api/trajectory/{place:path}", _json(lambda r: details.trajectory(*_place(r, 3)))
             ),
             Route(
-                "/api/difference/{a:int}/{b:int}/{c:int}/{d:int}",
-                _json(lambda r: details.difference(*_place(r))),
+                "/api/difference/{place:path}", _json(lambda r: details.difference(*_place(r, 4)))
             ),
-            Route("/api/replay/{depth}/{a:int}/{b:int}/{c:int}", _json(rung), methods=["POST"]),
+            Route("/api/replay/{depth}/{place:path}", _json(rung), methods=["POST"]),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])],
     )
@@ -92,8 +91,12 @@ def serve(details: Details, *, port: int, ready: Callable[[str], None]) -> None:
         uvicorn.Server(config).run(sockets=[door])
 
 
-def _place(request: Request) -> list[int]:
-    return [request.path_params[name] for name in "abcd" if name in request.path_params]
+def _place(request: Request, size: int) -> list[int]:
+    """Step, group, and members. Raises RecordError for what no run can hold."""
+    numbers = request.path_params["place"].split("/")
+    if len(numbers) != size or not all(re.fullmatch("[0-9]{1,9}", n) for n in numbers):
+        raise RecordError("there is nothing at that address")
+    return [int(number) for number in numbers]
 
 
 def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:

@@ -40,7 +40,10 @@ HOSTILE = (
     "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
     "</script></style></pre>{{7*7}}&lt;b&gt;\"'`javascript:window.hacked=1"
 )
-ODD = "emoji 👩‍🔬 and עברית \u202eright to left\u202c \x1b[31mred\x00 half \udc80 end"
+ODD = (
+    "emoji 👩‍🔬 ❤️ 1️⃣ and עברית \u202eright to left\u202c \x1b[31mred\x00 half \udc80 "
+    "so\u00adft ze\u200bro jo\u200din \U000e0068\U000e0069 va\ufe01ry fil\u3164ler end"
+)
 LONG = "long output " * 90_000
 
 
@@ -152,7 +155,7 @@ def page(browser: Any) -> Iterator[Any]:
     opened, wrong = browser.new_page(), []
     opened.on("pageerror", lambda error: wrong.append(str(error)))
     opened.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
-    opened.set_default_timeout(15_000)
+    opened.set_default_timeout(45_000)
     yield opened
     opened.close()
     assert wrong == []
@@ -217,6 +220,37 @@ def test_odd_text_is_whole_and_control_characters_are_seen(
     assert "␛[31mred␀" in shown, "as pictures"
     assert "⟨202e⟩right to left⟨202c⟩" in shown, "in the order in which it was written"
     assert "half" in shown and "end" in shown
+    assert "❤️ 1️⃣" in shown and "so⟨00ad⟩ft ze⟨200b⟩ro jo⟨200d⟩in ⟨e0068⟩⟨e0069⟩" in shown
+    assert "va⟨fe01⟩ry fil⟨3164⟩ler" in shown, "what has no shape is seen"
+
+
+def test_names_of_any_length_are_clipped(page: Any, serve: Serve, tmp_path: Path) -> None:
+    group = a_group(said="x", reply="y", rewards=(1.0, None))
+    name = "n" * 300_000
+    call = ToolCall(id="c", name=name, arguments="{}", error=name)
+    first, second = group.trajectories
+    turn = replace(
+        first.turns[0], message=Message(role="assistant", content="", tool_calls=(call,))
+    )
+    event = replace(first.events[0], name=name)
+    first = replace(first, turns=(turn, first.turns[1]), events=(event,))
+    verdicts = (replace(group.verdicts[0], note=name), Verdict(invalid=name))
+    odd = replace(group, trajectories=(first, second), verdicts=verdicts)
+    at = serve(a_run(tmp_path / "run", odd))
+    assert "n… (300000 characters)" in goto(page, at, "#/", "Groups") and len(text(page)) < 30_000
+    assert len(goto(page, at, "#/group/0/1", "Side by side")) < 60_000
+    assert len(goto(page, at, "#/episode/0/1/0", "turn 0")) < 90_000
+
+
+def test_curves_of_a_long_run_are_drawn(page: Any, serve: Serve, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    row = {"kind": "step", "success_rate": 0.5, "reward_mean": 0.5}
+    with (run / "metrics.jsonl").open("w") as lines:
+        lines.writelines(json.dumps({**row, "step": n}) + "\n" for n in range(20_000))
+    at = serve(run)
+    assert "success: training 0.5" in goto(page, at, "#/", "success: training")
+    steps = [row["step"] for row in httpx.get(f"{at}api/run").json()["metrics"]]
+    assert len(steps) == 1000 and steps[-1] == 19_999
 
 
 def test_a_megabyte_is_shown_in_part_until_it_is_asked_for(
@@ -339,7 +373,10 @@ def test_an_unfinished_run_is_shown_and_followed(page: Any, serve: Serve, tmp_pa
     assert "step-00000003.parquet is cut or damaged" in shown and "plain" in shown
     (run / "metrics.jsonl").write_text(metrics)
     learn(run, 7)
+    fresh = a_group(said="fresh", reply="1", rewards=(1.0,), task="fresh words")
+    ParquetStore(run / "trajectories", secrets=()).append([fresh], version=8)
     page.wait_for_selector("text=success: training 1.75", timeout=12_000)
+    page.wait_for_selector("text=fresh words", timeout=12_000)
 
 
 def test_one_file_shows_the_same_without_server_or_network(
@@ -407,6 +444,12 @@ def test_nobody_else_is_answered(serve: Serve, tmp_path: Path) -> None:
         "api/groups?outcome=x": "outcome",
         "api/groups?begin=a": "begin",
         "api/groups?foo=1": "foo",
+        f"api/groups?step={'9' * 400}": "step",
+        f"api/groups?begin={'9' * 5000}": "begin",
+        "api/groups?begin=²": "begin",
+        f"api/group/{'9' * 5000}/0": "nothing at that address",
+        f"api/group/0/{'9' * 30}": "nothing at that address",
+        "api/group/0": "nothing at that address",
         "api/group/0/9": "no group 9",
         "api/group/7/0": "does not exist",
         "api/trajectory/0/0/9": "no trajectory 9",

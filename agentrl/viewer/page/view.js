@@ -2,9 +2,10 @@
 // A run in the browser. What a model or a tool wrote becomes text nodes and nothing else: there is
 // no innerHTML here, and attributes are only ever set to our own words and numbers (and titles).
 
-const LONG_TEXT = 20000, LONG_STRIP = 4000, LONG_SEEN = 600, REFRESH_MS = 5000;
+const LONG_TEXT = 20000, LONG_STRIP = 4000, LONG_SEEN = 600, LONG_NAME = 80, REFRESH_MS = 5000;
 const OUTCOMES = ["", "mixed", "solved", "failed", "faulted", "silent"];
 const ENDINGS = ["", "answered", "truncated", "out_of_turns", "out_of_tokens", "cut_off", "timed_out", "sandbox_lost"];
+const GROUP_HEADS = ["group", "task", "members", "endings", "turns", "tokens", "tools", "what was lost, and why no gradient"];
 const COLOURINGS = ["author", "logprob", "advantage", "drift"];
 // Okabe and Ito's palette: told apart with any colour vision; curves differ in dash, too.
 const CURVES = [
@@ -38,12 +39,15 @@ function el(tag, attributes = {}, ...parts) {
   return node;
 }
 
-// Control characters are shown by their pictures, and those that turn the direction of a text by
-// their numbers, so nothing that was written is invisible or stands in another order.
+// Nothing that was written is invisible or stands in another order: control characters are shown by
+// their pictures, and those without a shape (zero width, direction, tags, fillers, half a pair) by
+// their numbers. Those that join an emoji stay.
+const EMOJI = String.raw`\p{Extended_Pictographic}(?:\ufe0f|\p{Emoji_Modifier}|\u200d\p{Extended_Pictographic})*|[0-9#*]\ufe0f\u20e3`;
+const SHAPELESS = new RegExp(String.raw`${EMOJI}|[\p{Cf}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u007f-\u009f]`, "gu"), IS_EMOJI = new RegExp(`^(?:${EMOJI})`, "u");
+
 function visible(text) {
   return text.replace(/[\u0000-\u0008\u000b-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
-    .replace(/[\u007f-\u009f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g,
-      (c) => `⟨${c.charCodeAt(0).toString(16).padStart(4, "0")}⟩`);
+    .replace(SHAPELESS, (c) => (IS_EMOJI.test(c) ? c : `⟨${c.codePointAt(0).toString(16).padStart(4, "0")}⟩`));
 }
 
 function table(heads, rows) {
@@ -68,12 +72,17 @@ function long(text, tag = "pre") {
   return [node, more];
 }
 
+// A name that a model chose may be of any length.
+function clipped(name) {
+  return name.length > LONG_NAME ? `${name.slice(0, LONG_NAME)}… (${name.length} characters)` : name || "?";
+}
+
 function brief(value) {
   return typeof value === "number" ? String(Number(value.toPrecision(4))) : value == null ? "–" : String(value);
 }
 
 function worth(verdict) {
-  if (verdict.reward == null) return el("span", { class: "bad" }, `! no verdict: ${verdict.invalid}`);
+  if (verdict.reward == null) return el("span", { class: "bad" }, "! no verdict: ", long(verdict.invalid, "span"));
   return el("span", { class: verdict.passed ? "good" : "bad" }, `${verdict.passed ? "✓" : "✗"} reward ${brief(verdict.reward)}`);
 }
 
@@ -154,10 +163,13 @@ let source = server;
 
 async function overview(query) {
   const wanted = Object.fromEntries([...query].filter(([, value]) => value));
-  const [run, found] = await Promise.all([source.run(), source.groups(wanted)]);
+  let [run, found] = await Promise.all([source.run(), source.groups(wanted)]);
   const curves = el("div", { class: "curves" });
   const draw = (metrics) => curves.replaceChildren(...CURVES.map(([title, lines]) => figure(title, lines, metrics)).filter(Boolean));
   draw(run.metrics);
+  const listed = el("div", {});
+  const list = (rows) => listed.replaceChildren(rows.length ? table(GROUP_HEADS, rows.map(row)) : el("p", {}, "no group is like that"));
+  list(found.rows);
   const begin = Number(wanted.begin || 0);
   const page = (to) => () => { location.hash = `#/?${new URLSearchParams({ ...wanted, begin: to })}`; };
   const back = begin > 0 && page(Math.max(0, begin - 50)), on = found.more && page(begin + 50);
@@ -165,7 +177,12 @@ async function overview(query) {
   if (source.live) {
     timer = setInterval(async () => {
       const now = await source.run().catch(() => run);
-      if (now.metrics.length !== run.metrics.length) draw((run.metrics = now.metrics));
+      const told = ({ metrics, steps }) => JSON.stringify([metrics.at(-1), steps.length]);
+      if (told(now) === told(run)) return;
+      run = now;
+      draw(run.metrics);
+      const again = await source.groups(wanted).catch(() => found);
+      if (!listed.contains(document.activeElement)) list(again.rows);  // nobody stands in it
     }, REFRESH_MS);
   }
   return [
@@ -173,8 +190,7 @@ async function overview(query) {
     run.metrics.length ? curves : el("p", { class: "soft" }, run.steps.length ? "no metrics were kept" : "no step has been taken yet"),
     el("h2", {}, "Groups"),
     filter(run, wanted),
-    found.rows.length ? table(["group", "task", "members", "endings", "turns", "tokens", "tools", "what was lost, and why no gradient"], found.rows.map(row))
-      : el("p", {}, "no group is like that"),
+    listed,
     el("p", {}, back && el("button", { type: "button", click: back }, "previous page (p)"), " ",
       on && el("button", { type: "button", click: on }, "next page (n)")),
     folded("configuration", el("pre", {}, run.config || "not kept")),
@@ -186,8 +202,8 @@ function figure(title, lines, metrics) {
   const drawn = lines.map(([name, label, kind]) => [label, metrics.filter((row) => row.kind === kind && typeof row[name] === "number")
     .map((row) => [row.step, row[name]])]).filter(([, points]) => points.length);
   if (!drawn.length) return null;
-  const all = drawn.flatMap(([, points]) => points), xs = all.map(([x]) => x), ys = all.map(([, y]) => y);
-  const [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(0, ...ys), Math.max(...ys)];
+  const all = drawn.flatMap(([, points]) => points);
+  const [[x0, x1], [low, y1]] = [range(all.map(([x]) => x)), range(all.map(([, y]) => y))], y0 = Math.min(0, low);
   const at = ([x, y]) => `${4 + 292 * (x - x0) / (x1 - x0 || 1)},${95 - 82 * (y - y0) / (y1 - y0 || 1)}`;
   const said = drawn.map(([label, points]) => `${label} ${brief(points.at(-1)[1])}`).join(", ");
   const label = (x, y, words, anchor = "start") => el("text", { x, y, "font-size": 9, fill: "currentColor", "text-anchor": anchor }, words);
@@ -196,6 +212,11 @@ function figure(title, lines, metrics) {
       drawn.map(([, points], n) => el("polyline", { points: (points.length > 1 ? points : [points[0], [points[0][0] + 1e-9, points[0][1]]]).map(at).join(" "), stroke: INKS[n][0], "stroke-dasharray": INKS[n][1] })),
       label(4, 10, brief(y1)), label(4, 106, `${brief(y0)}, step ${x0}`), label(296, 106, `step ${x1}`, "end")),
     el("figcaption", {}, `${title}: ${said}`));
+}
+
+// Spread arguments end at some ten thousand.
+function range(values) {
+  return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 }
 
 function filter(run, wanted) {
@@ -215,13 +236,13 @@ function filter(run, wanted) {
 function row(row) {
   if (row.broken) return [`step ${row.step}`, el("span", { class: "bad" }, row.broken), "", "", "", "", "", ""];
   const counted = (values) => [...new Set(values)].map((value) => `${value} ${values.filter((v) => v === value).length}`).join(", ");
-  const span = (name) => { const all = row.members.map((m) => m[name]); return all.length ? [...new Set([Math.min(...all), Math.max(...all)])].join("–") : ""; };
+  const span = (name) => { const all = row.members.map((m) => m[name]); return all.length ? [...new Set(range(all))].join("–") : ""; };
   return [
     el("a", { href: `#/group/${row.step}/${row.number}`, "data-item": true }, `${row.step} · ${row.number}`),
     row.task_id,
     el("div", { class: "chips" }, row.members.map((m) => chip(row, m))),
     counted(row.members.map((m) => m.ending)), span("turns"), span("tokens"),
-    [...new Set(row.members.flatMap((m) => m.tools))].join(", "),
+    [...new Set(row.members.flatMap((m) => m.tools))].map(clipped).join(", "),
     el("span", { class: row.faults.length ? "bad" : "soft" }, [...new Set([...row.faults, ...row.members.map((m) => m.silent).filter(Boolean)])].join("; ")),
   ];
 }
@@ -290,7 +311,7 @@ async function episodePage(step, number, place) {
   const pick = el("select", { "aria-label": "colour tokens by", change: () => { colouring = pick.value; paint(); } },
     COLOURINGS.map((name) => el("option", { value: name }, name)));
   const advantages = one.lesson ? one.lesson.advantages : [];
-  const largest = Math.max(1e-9, ...advantages.map(Math.abs));
+  const largest = Math.max(1e-9, range(advantages.map(Math.abs))[1]);
   const drift = { values: null };
   let sampled = 0;
   const turns = one.turns.map((turn, n) => {
@@ -317,7 +338,7 @@ async function episodePage(step, number, place) {
     el("h1", {}, `task ${one.task_id}, member ${one.member}`),
     el("p", {}, worth(one.verdict), ` · ${one.ending} · ${one.turns.length} turns · ${sampled} sampled tokens · seed ${one.seed}`),
     facts([["verdict's parts", Object.entries(components).map(([name, value]) => `${name} ${brief(value)}`).join(", ")],
-      ["rewards by turn", steps.map(brief).join(", ")], ["note", note], ["gradient", one.lesson && gradient(one.lesson)],
+      ["rewards by turn", steps.map(brief).join(", ")], ["note", note && long(note, "span")], ["gradient", one.lesson && gradient(one.lesson)],
       ["advantage by turn", advantages.map(brief).join(", ")]]),
     el("p", {}, "replay: ", ["check", "regrade", "reexecute", "reforward"].map((depth) => [rung(depth), " "])), results,
     el("p", {}, el("label", {}, "colour tokens by (c)", pick)), legend,
@@ -340,8 +361,8 @@ function turnPart(one, turn, n, seen, said, advantage) {
     el("p", { class: "soft" }, `turn ${n} · ${turn.seen.ids.length} tokens shown, ${turn.action.ids.length} sampled by version ${versions}, ${turn.action.finish}`
       + (advantage == null ? "" : ` · advantage ${brief(advantage)}`) + (turn.reward ? ` · step reward ${brief(turn.reward)}` : "")),
     el("details", { open: turn.seen.ids.length <= LONG_SEEN }, el("summary", {}, "shown to it"), seen), said,
-    turn.message.tool_calls.map((call) => el("p", {}, el("b", {}, `call ${call.name || "?"}`), call.error ? el("span", { class: "bad" }, ` ! ${call.error}`) : "", long(call.arguments))),
-    events.map((event) => el("p", { class: event.status === "ok" ? "soft" : "bad" }, `${event.status === "ok" ? "✓" : "!"} ${event.name || "?"}: ${event.status}, `
+    turn.message.tool_calls.map((call) => el("p", {}, el("b", {}, `call ${clipped(call.name)}`), call.error ? el("span", { class: "bad" }, " ! ", long(call.error, "span")) : "", long(call.arguments))),
+    events.map((event) => el("p", { class: event.status === "ok" ? "soft" : "bad" }, `${event.status === "ok" ? "✓" : "!"} ${clipped(event.name)}: ${event.status}, `
       + `${event.exit_code == null ? "" : `exit ${event.exit_code}, `}${event.output_bytes} bytes${event.cut ? " (cut)" : ""}, at ${event.at_s.toFixed(3)} s for ${event.seconds.toFixed(3)} s`)),
     turn.reply.length > 0 && messages(turn.reply));
 }
@@ -349,7 +370,7 @@ function turnPart(one, turn, n, seen, said, advantage) {
 function messages(list) {
   return list.map((message) => el("div", {}, el("span", { class: "soft" }, message.role),
     message.reasoning && long(message.reasoning), message.content && long(message.content),
-    message.tool_calls.map((call) => el("p", {}, `call ${call.name || "?"}`, long(call.arguments)))));
+    message.tool_calls.map((call) => el("p", {}, `call ${clipped(call.name)}`, long(call.arguments)))));
 }
 
 // ------------------------------------------------------------------ the token strip
