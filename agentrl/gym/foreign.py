@@ -108,14 +108,15 @@ class GymnasiumEpisode:
         return ()
 
     async def reset(self, task: Task, *, seed: int) -> tuple[Messages, Mapping[str, Any]]:
-        """Make and reset the environment with the task's seed: all members meet the same."""
+        """Make and reset it with the seed and options of the task: all members meet the same."""
         self._let_go()
         self._thread = ToolThread()
         made_by, env_seed = self._made_by, int(task.setup.get("seed", seed))
+        options = task.setup.get("options")
 
         def begin() -> tuple[AnyEnv, Any]:
             env = made_by.make()
-            return env, env.reset(seed=env_seed)[0]
+            return env, env.reset(seed=env_seed, options=options)[0]
 
         self._env, observation = await self._thread.run(begin)
         parts = [m.content for m in task.prompt] + [made_by.show(observation)]
