@@ -207,6 +207,105 @@ async def test_a_publish_waits_for_a_server_that_is_started_anew() -> None:
         assert {v for a in await episodes(engine, 4) for v in a.versions} == {4}
 
 
+async def test_a_server_lost_at_the_probe_is_left_out_and_comes_back() -> None:
+    """Between taking the weights and scoring with them: cut off, or started anew with old ones."""
+    for fault in (lost, spoiled(weight_versions=[{"version": "default", "start": 0, "end": 1}])):
+        for count in (1, 2):
+            async with pool(count) as (engine, replicas):
+                replicas[-1].faults.append(fault)
+                await InProcessWeightSync(engine).publish(Scored(llama(1), 4))
+                assert not replicas[-1].faults
+                replicas[-1].sessions.clear()
+                async with asyncio.timeout(8):
+                    while not replicas[-1].sessions:
+                        await episodes(engine, 8)
+                        await asyncio.sleep(0.1)
+
+
+async def cut_off() -> Any:
+    raise ConnectionError
+
+
+async def broken() -> Any:
+    return 500, {"error": "weight x of shape y does not fit"}
+
+
+async def unknown() -> Any:
+    return 404, {"error": "no such route"}
+
+
+async def ignored() -> Any:
+    return 200, {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"), [(broken, "does not fit"), (unknown, "404"), (ignored, "received")]
+)
+async def test_a_healthy_server_that_does_not_take_weights_stops_the_run_at_once(
+    answer: Any, said: str
+) -> None:
+    async with pool(2, patience_s=60.0) as (engine, replicas), asyncio.timeout(5):
+        replicas[1].publish_faults.append(answer)
+        with pytest.raises(WeightsNotApplied, match=said) as caught:
+            await InProcessWeightSync(engine).publish(Scored(llama(1), 4))
+        assert replicas[1].url in str(caught.value) and "\n" not in str(caught.value)
+
+
+async def test_a_server_that_scores_the_probe_otherwise_stops_the_run_at_once() -> None:
+    async def other(reply: Any) -> Any:
+        scored = [
+            None if e is None else {i: {"logprob": -3.0} for i in e}
+            for e in reply["prompt_logprobs"]
+        ]
+        return 200, reply | {"prompt_logprobs": scored}
+
+    async with pool(2, patience_s=60.0) as (engine, replicas), asyncio.timeout(5):
+        for replica in replicas:
+            replica.faults += [other, other]
+            with pytest.raises(WeightsNotApplied, match=r"nats|otherwise"):
+                await InProcessWeightSync(engine).publish(Scored(llama(1), 4))
+            replica.faults.clear()
+        await InProcessWeightSync(engine).publish(Scored(llama(1), 4))
+
+
+async def test_a_server_that_comes_back_and_does_not_take_weights_is_not_waited_for() -> None:
+    async with pool(1, patience_s=60.0) as (engine, replicas), asyncio.timeout(8):
+        (replica,) = replicas
+        replica.publish_faults += [cut_off, ignored]
+        with pytest.raises(WeightsNotApplied, match="received"):
+            await InProcessWeightSync(engine).publish(Scored(llama(1), 4))
+        await replica.stop()  # a new start may mend it
+        await asyncio.sleep(1.5)
+        await replica.start()
+        await InProcessWeightSync(engine).publish(Scored(llama(1), 5))
+        assert replica.version == "5"
+
+
+async def test_a_server_whose_engine_died_at_a_publish_is_waited_for() -> None:
+    async with pool(1) as (engine, replicas), asyncio.timeout(8):
+        (replica,) = replicas
+        replica.publish_faults.append(broken)
+        replica.healthy = False
+        publish = asyncio.ensure_future(InProcessWeightSync(engine).publish(Scored(llama(1), 4)))
+        await asyncio.sleep(0.3)
+        assert not publish.done()
+        replica.healthy = True
+        await publish
+        assert replica.version == "4"
+
+
+async def test_a_server_lost_at_the_first_publish_is_waited_for() -> None:
+    replica = StandIn()
+    await replica.start()
+    replica.publish_faults.append(cut_off)
+    async with (
+        asyncio.timeout(8),
+        VllmServersEngine(llama(), context_tokens=64, servers=[replica.url]) as engine,
+    ):
+        assert replica.received == engine.fingerprint
+    await replica.stop()
+
+
 async def test_what_a_server_must_be_started_with_is_checked_at_the_start() -> None:
     replica = StandIn()
     await replica.start()

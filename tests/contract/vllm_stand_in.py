@@ -18,6 +18,8 @@ class StandIn:
         self.received = ""
         self.sessions: list[list[int]] = []
         self.faults: list[Callable[[dict[str, Any]], Any]] = []
+        self.publish_faults: list[Callable[[], Any]] = []
+        self.healthy = True
         self.port = 0
         self.delay_s = 0.0
 
@@ -62,7 +64,11 @@ class StandIn:
     async def _answer(self, route: str, body: dict[str, Any]) -> tuple[int, Any]:
         if route == "/v1/models":
             return 200, {"data": [{"max_model_len": 64}]}
+        if route == "/health" and not self.healthy:
+            return 503, {}
         if route == "/update_weights":
+            if self.publish_faults:
+                return await self.publish_faults.pop(0)()
             with safe_open(body["update_info"]["path"], framework="pt") as file:
                 tensors = [(name, file.get_tensor(name)) for name in file.keys()]  # noqa: SIM118
             self.received = digest((name, checksum_of(t)) for name, t in tensors)

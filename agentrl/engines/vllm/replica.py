@@ -8,17 +8,13 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from agentrl.engines.vllm.reply import Span, action_of, scores_of
+from agentrl.engines.vllm.reply import ReplicaFailed, ReplicaLost, Span, action_of, scores_of
 from agentrl.errors import EngineFault
 from agentrl.types import ActionTokens
 
 M = TypeVar("M", bound=BaseModel)
 
 _HEALTH_S = 5.0
-
-
-class ReplicaLost(Exception):
-    """The server did not answer, or answers as one that was started anew."""
 
 
 class _Span(BaseModel):
@@ -72,6 +68,8 @@ class Replica:
         self.lost = ""
         """Why nothing is sent to it; empty while it serves."""
         self.drained = False
+        self.refuses = False
+        """It is well, but did not take the published weights: only a new start may mend that."""
         self.idle = asyncio.Event()
         self.idle.set()
         self._in_flight = 0
@@ -90,13 +88,10 @@ class Replica:
         Raises ReplicaLost without a reply or with one by other weights, EngineFault for a reply
         that does not add up.
         """
-        reply = await self._generate(prompt, fields)
-        choice = reply.choices[0]
+        choice = (await self._generate(prompt, fields, known)).choices[0]
         spans = choice.weight_versions or []
         if known is None:
             spans = [_Span(version="0", start=s.start, end=s.end) for s in spans]
-        elif strange := {s.version for s in spans} - set(map(str, known)):
-            raise ReplicaLost(f"it samples with version {min(strange)}: it was started anew")
         scored = choice.logprobs.content if choice.logprobs else []
         return action_of(
             choice.token_ids,
@@ -105,9 +100,11 @@ class Replica:
             choice.finish_reason,
         )
 
-    async def score(self, ids: Sequence[int], fields: Mapping[str, Any]) -> list[float]:
-        """The logprobs (nats) of ids after the first. Raises what `sample` raises."""
-        entries = (await self._generate(ids, fields)).prompt_logprobs or []
+    async def score(
+        self, ids: Sequence[int], fields: Mapping[str, Any], version: int
+    ) -> list[float]:
+        """The logprobs (nats) of ids after the first, by `version`. Raises what `sample` raises."""
+        entries = (await self._generate(ids, fields, [version])).prompt_logprobs or []
         return scores_of(ids, [{t: s.logprob for t, s in (e or {}).items()} for e in entries])
 
     async def context_tokens(self) -> int:
@@ -125,6 +122,7 @@ class Replica:
         """Have it read weights from a file and serve them as `version`; their fingerprint there.
 
         Requests in flight wait meanwhile and go on under the new weights, prefilled again.
+        Raises ReplicaLost, EngineFault.
         """
         await self._post("/pause?mode=keep")
         try:
@@ -138,7 +136,9 @@ class Replica:
         found = await self._call("POST", "/collective_rpc", _Results, body)
         return "|".join(sorted({received for received, _ in found.results}))
 
-    async def _generate(self, ids: Sequence[int], fields: Mapping[str, Any]) -> _Generated:
+    async def _generate(
+        self, ids: Sequence[int], fields: Mapping[str, Any], known: Collection[int] | None
+    ) -> _Generated:
         body = {"token_ids": list(ids), "sampling_params": dict(fields)}
         self._in_flight += 1
         self.idle.clear()
@@ -150,6 +150,10 @@ class Replica:
                 self.idle.set()
         if len(reply.choices) != 1:
             raise EngineFault(f"{self.url} sent {len(reply.choices)} answers to one request")
+        spans = reply.choices[0].weight_versions or []
+        strange = {s.version for s in spans} - set(map(str, known or ()))
+        if known is not None and strange:
+            raise ReplicaLost(f"it samples with version {min(strange)}: it was started anew")
         return reply
 
     async def _call(
@@ -176,7 +180,8 @@ class Replica:
         except httpx.HTTPError as error:
             raise ReplicaLost(f"{type(error).__name__} at {route}") from None
         if response.status_code >= 500:
-            raise ReplicaLost(f"status {response.status_code} at {route}")
+            said = " ".join(response.text.split())[:300]
+            raise ReplicaFailed(f"status {response.status_code} at {route}: {said}")
         if not response.is_success:
             said = " ".join(response.text.split())[:300]
             raise EngineFault(f"{self.url}{route} refused ({response.status_code}): {said}")

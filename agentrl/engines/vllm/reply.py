@@ -1,4 +1,4 @@
-"""vLLM's answer to a request, checked: ids, logprobs and versions must add up."""
+"""vLLM's answer to a request, or none; checked: ids, logprobs and versions must add up."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -8,6 +8,14 @@ from agentrl.errors import EngineFault
 from agentrl.types import ActionTokens, Finish
 
 _FINISHES: Mapping[str | None, Finish] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class ReplicaLost(Exception):
+    """The server did not answer, or answers as one that was started anew."""
+
+
+class ReplicaFailed(ReplicaLost):
+    """The server answered that it failed (5xx): dead, or alive and unable to do this."""
 
 
 class Span(NamedTuple):

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentrl.engines.vllm.reply import ReplicaFailed, ReplicaLost
 from agentrl.engines.vllm.settings import (
     SCORING,
     check_scoring_temperature,
@@ -111,8 +112,8 @@ class VllmServersEngine:
             place = self._folder or roomy_folder(model)
             self._scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place)))
             self._closed = False
-            await self.load(model.named_parameters(), version=0)
             await stack.enter_async_context(self._watched())
+            await self.load(model.named_parameters(), version=0)
             self._stack = stack.pop_all()
         return self
 
@@ -146,37 +147,39 @@ class VllmServersEngine:
     async def load(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> str:
         """Publish to all replicas that serve, by a file; the fingerprint of what was given.
 
-        A replica that fails is left out until it has these weights; where none serves, the first to
-        come back is waited for. Raises WeightsNotApplied if
-        names or shapes are not the model's, or none took it in `patience_s`.
+        A replica that is lost is left out until it has these weights; where none serves, the first
+        to come back is waited for. Raises WeightsNotApplied if names or shapes are not the model's,
+        at once if a healthy replica did not take it, or if none came back in `patience_s`.
         """
         async with self._publishing:
             path = self._scratch / f"weights-{version}-{len(self._published)}.safetensors"
             given = await asyncio.to_thread(self._write, weights, path)
             before, self._file = self._file, path
             self._published.append(version)
-            await asyncio.gather(*(self._give(r, given) for r in self._replicas if r.serves))
+            self.version, self.fingerprint, self._probe = version, given, None
+            serving = [r for r in self._replicas if r.serves]
+            took = await asyncio.gather(*map(self._give, serving), return_exceptions=True)
             if before is not None:
                 before.unlink()
-            self.version, self.fingerprint, self._probe = version, given, None
+        for replica, error in zip(serving, took, strict=True):
+            self._leave_out(replica, error)
         await self._until_served()
         return given
 
     async def score(self, token_ids: Sequence[int], temperature: float) -> list[float]:
         """Entry t-1 is the logprob (nats) of token t given the ids before it, on every replica.
 
-        Raises ValueError as the vLLM engine does, WeightsNotApplied if the replicas disagree.
+        A replica that is lost meanwhile is left out. Raises ValueError as the vLLM engine does,
+        WeightsNotApplied if the replicas disagree.
         """
         check_scoring_temperature(temperature)
         ids = self._checked(token_ids, "a sequence to score")
-        first = await self._persist("probe", lambda r: r.score(ids, SCORING))
+        first = await self._persist("probe", lambda r: r.score(ids, SCORING, self.version))
         self._probe = ids, first
-        for replica in self._replicas:
-            if replica.serves and not await self._agrees(replica):
-                raise WeightsNotApplied(
-                    f"version {self.version}: {replica.url} scores {len(ids)} probe tokens "
-                    "otherwise than another server"
-                )
+        serving = [r for r in self._replicas if r.serves]
+        agree = await asyncio.gather(*map(self._compare, serving), return_exceptions=True)
+        for replica, error in zip(serving, agree, strict=True):
+            self._leave_out(replica, error)
         return first
 
     async def drain(self, url: str) -> None:
@@ -192,22 +195,26 @@ class VllmServersEngine:
 
     async def _until_served(self) -> None:
         """Wait for a replica with the newest weights; `_watch` takes back what is healthy."""
+        replicas = self._replicas
         try:
             async with asyncio.timeout(self._patience_s), self._changed:
-                await self._changed.wait_for(lambda: any(r.serves for r in self._replicas))
+                await self._changed.wait_for(
+                    lambda: any(r.serves for r in replicas) or all(r.refuses for r in replicas)
+                )
+            if any(r.serves for r in replicas):
+                return
+            waited = ""
         except TimeoutError:
-            reasons = "; ".join(f"{r.url}: {r.lost or 'drained'}" for r in self._replicas)
-            raise WeightsNotApplied(
-                f"version {self.version}: no vLLM server took it in {self._patience_s:g} s "
-                f"({reasons})"
-            ) from None
+            waited = f" in {self._patience_s:g} s"
+        reasons = "; ".join(f"{r.url}: {r.lost or 'drained'}" for r in replicas)
+        raise WeightsNotApplied(
+            f"version {self.version}: no vLLM server took it{waited} ({reasons})"
+        )
 
     def _checked(self, token_ids: Sequence[int], what: str) -> list[int]:
         return checked_ids(token_ids, what, context=self.context_tokens, vocab=self.vocab_size)
 
     async def _check(self, replica: "Replica") -> None:
-        from agentrl.engines.vllm.replica import ReplicaLost
-
         try:
             longest = await replica.context_tokens()
             await self._check_sampling(replica)
@@ -234,8 +241,6 @@ class VllmServersEngine:
 
     async def _persist(self, session: str, ask: "Callable[[Replica], Awaitable[T]]") -> T:
         """The first answer of the session's replica, or of the next when it is lost."""
-        from agentrl.engines.vllm.replica import ReplicaLost
-
         try:
             async with asyncio.timeout(self._patience_s):
                 while True:
@@ -275,43 +280,72 @@ class VllmServersEngine:
             for replica in self._replicas:
                 if not await replica.is_healthy():
                     replica.lost = replica.lost or "its health check failed"
-                elif replica.lost and not replica.drained:
+                    replica.refuses = False
+                elif replica.lost and not replica.drained and not replica.refuses:
                     await self._take_back(replica)
 
     async def _take_back(self, replica: "Replica") -> None:
         async with self._publishing:
-            if await self._give(replica, self.fingerprint):
-                agrees = await self._agrees(replica)
-                replica.lost = "" if agrees else "it scores the probe otherwise than before"
+            if self._file is None:
+                return  # the first weights are still being written
+            try:
+                await self._give(replica)
+                await self._compare(replica)
+                replica.lost = ""
+            except WeightsNotApplied as error:
+                replica.lost, replica.refuses = str(error), True
+            except ReplicaLost as error:
+                replica.lost = str(error)
         async with self._changed:
             self._changed.notify_all()
 
-    async def _give(self, replica: "Replica", fingerprint: str) -> bool:
-        """Whether a replica took the newest weights; one that didn't is left out."""
-        from agentrl.engines.vllm.replica import ReplicaLost
+    async def _give(self, replica: "Replica") -> None:
+        """Bring the newest weights to a replica.
 
+        Raises ReplicaLost, and WeightsNotApplied if it is well and still did not take them.
+        """
         assert self._file is not None
         try:
-            received = await replica.load(self._file, self._published[-1])
-        except (ReplicaLost, EngineFault) as error:
-            replica.lost = str(error)
-            return False
-        if received != fingerprint:
-            replica.lost = f"it received {received} and not the learner's weights {fingerprint}"
-        return received == fingerprint
+            received = await replica.load(self._file, self.version)
+        except ReplicaFailed as error:
+            if not await replica.is_healthy():
+                raise
+            raise self._not_applied(replica, f"failed to take it: {error}") from None
+        except EngineFault as error:
+            raise self._not_applied(replica, f"refused it: {error}") from None
+        if not received:
+            raise ReplicaLost("it was started anew while it was given weights")
+        if received != self.fingerprint:
+            raise self._not_applied(
+                replica, f"received {received} and not the learner's weights {self.fingerprint}"
+            )
 
-    async def _agrees(self, replica: "Replica") -> bool:
-        from agentrl.engines.vllm.replica import ReplicaLost
-
+    async def _compare(self, replica: "Replica") -> None:
+        """Raises ReplicaLost, and WeightsNotApplied if it scores the last probe otherwise."""
         if self._probe is None:
-            return True
+            return
         ids, expected = self._probe
         try:
-            scores = await replica.score(ids, SCORING)
-        except (ReplicaLost, EngineFault):
-            return False
-        gap = max(abs(a - b) for a, b in zip(scores, expected, strict=True))
-        return gap <= TOLERANCE[self.dtype]
+            scores = await replica.score(ids, SCORING, self.version)
+        except EngineFault as error:
+            raise self._not_applied(replica, f"did not score the probe: {error}") from None
+        if (
+            not max(abs(a - b) for a, b in zip(scores, expected, strict=True))
+            <= (TOLERANCE[self.dtype])
+        ):
+            raise self._not_applied(
+                replica, f"scores {len(ids)} probe tokens otherwise than another server"
+            )
+
+    def _not_applied(self, replica: "Replica", what: str) -> WeightsNotApplied:
+        return WeightsNotApplied(f"version {self.version}: {replica.url} {what}")
+
+    def _leave_out(self, replica: "Replica", error: BaseException | None) -> None:
+        """Note a replica as lost if that is what happened; any other error is raised."""
+        if isinstance(error, ReplicaLost):
+            replica.lost = str(error)
+        elif error is not None:
+            raise error
 
     def _write(self, weights: Iterable[tuple[str, Tensor]], path: Path) -> str:
         delivery = Delivery(self._names)

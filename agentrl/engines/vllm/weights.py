@@ -1,11 +1,10 @@
 """Publishing weights by vLLM's own weight-transfer interface: both ends of it.
 
 vLLM's workers import this module: `worker_extension_cls` names a class of it, and the backend is
-registered on import. Three ways bring the tensors to a worker:
+registered on import. Two ways bring the tensors to a worker:
 
-- by reference, to an engine in this process (CPU or GPU);
-- as a safetensors file, best in shared memory, to a server on the same host (CPU or GPU);
-- by vLLM's own backends, CUDA IPC on the same GPU and NCCL to others.
+- by reference, to an engine in this process;
+- as a safetensors file, best in shared memory, to a server that can read it.
 """
 
 from collections.abc import Sequence
