@@ -16,10 +16,9 @@ from agentrl_sandboxes.bwrap import BwrapProvider
 from agentrl_sandboxes.docker import DEADLINE, OWNER, RUN, DockerProvider
 from agentrl_sandboxes.images import build_image
 from agentrl_sandboxes.owner import is_gone, this_process
-from sandbox_cases import needs_docker, needs_landlock
+from sandbox_cases import needs_docker
 
 from agentrl.errors import ConfigError, SandboxFault
-from agentrl.plugins import find_sandbox
 from agentrl.protocols import SandboxProvider
 from agentrl.testing.sandbox import SANDBOX_CHECKS, SandboxCheck
 from agentrl.types import SandboxSpec
@@ -74,57 +73,10 @@ async def test_an_opening_that_is_cancelled_ends_at_once_and_leaves_no_process(m
 
 BWRAP_ARGS = "--die-with-parent --new-session --as-pid-1"
 
-OWNER_OF_MANY = """
-import asyncio, sys
-from agentrl.plugins import find_sandbox
-from agentrl.types import SandboxSpec
-async def one(provider):
-    async with provider.session(SandboxSpec()) as sandbox:
-        print("up", flush=True)
-        await sandbox.exec(["sleep", "98765"], timeout_s=9999)
-async def main():
-    provider = find_sandbox(sys.argv[1])()
-    await asyncio.gather(*(one(provider) for _ in range(int(sys.argv[2]))))
-asyncio.run(main())
-"""
-
-
-def sleepers() -> int:
-    seen = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    return sum(line == "sleep 98765" for line in seen.splitlines())
-
 
 def containers() -> list[str]:
     made = ["docker", "ps", "-aq", "--filter", f"label={OWNER}"]
     return subprocess.run(made, capture_output=True, text=True).stdout.split()
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bwrap",
-        pytest.param("docker", marks=needs_docker),
-        pytest.param("landlock", marks=needs_landlock),
-    ],
-)
-def test_when_the_owner_is_killed_nothing_stays(name: str) -> None:
-    many = 32
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER_OF_MANY, name, str(many)], stdout=subprocess.PIPE
-    )
-    assert owner.stdout is not None
-    assert [owner.stdout.readline() for _ in range(many)] == [b"up\n"] * many
-    while sleepers() < many:
-        time.sleep(0.05)
-    owner.kill()
-    owner.wait()
-    owner.stdout.close()
-    deadline = time.monotonic() + 10
-    while sleepers() or (name == "docker" and containers()):
-        assert time.monotonic() < deadline, "a sandbox outlived its owner"
-        time.sleep(0.05)
-    if name == "landlock":  # whose folders wait for the next run
-        assert asyncio.run(find_sandbox(name)().prune("")) >= many
 
 
 # ---------------------------------------------------------------- docker
@@ -201,16 +153,32 @@ async def test_an_image_that_nobody_has_is_named() -> None:
             raise AssertionError("must not open")
 
 
+DOOMED = """
+import asyncio, sys
+from agentrl.plugins import open_sandboxes
+from agentrl.types import SandboxSpec
+async def main():
+    async with open_sandboxes("docker", run_id="of a dead owner").session(SandboxSpec()) as sandbox:
+        print("up", flush=True)
+        await sandbox.exec(["sleep", "98765"], timeout_s=9999)
+asyncio.run(main())
+"""
+
+
 @pytest.mark.skipif(not STARTED_HERE.exists(), reason="the engine is not this test's to kill")
 @needs_docker
 async def test_an_engine_that_is_killed_is_a_fault_and_the_next_one_serves() -> None:
+    """What it left of an owner that was killed with it goes at the next run's start."""
     provider = DockerProvider()
+    owner = subprocess.Popen([sys.executable, "-c", DOOMED], stdout=subprocess.PIPE)
+    assert owner.stdout is not None and owner.stdout.readline() == b"up\n"
     engine = int(Path("/var/run/docker.pid").read_text())
     with pytest.raises(SandboxFault):
         async with provider.session(SandboxSpec()) as sandbox:
             call = asyncio.ensure_future(sandbox.exec(["sleep", "60"], timeout_s=60))
             await asyncio.sleep(0.5)
             os.kill(engine, signal.SIGKILL)
+            owner.kill()
             await call
     await asyncio.to_thread(subprocess.run, [str(START_DOCKER)], check=True)
     for _ in range(2):  # the client may still hold a connection to the old one
@@ -221,8 +189,12 @@ async def test_an_engine_that_is_killed_is_a_fault_and_the_next_one_serves() -> 
         except SandboxFault:
             continue
     assert done.stdout == b"back\n"
+    owner.wait()
+    owner.stdout.close()
     await provider.prune("")
     assert containers() == []
+    seen = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert "sleep 98765" not in seen.splitlines()
 
 
 PROGRAMS = {
